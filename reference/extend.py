@@ -1,0 +1,105 @@
+"""Append another batch's rows. Both end in the same column; the narrower one gets pads at its front.
+
+row a   0   1   2   3                          row a   0   1   2   3
+                          extend               row b   .   .   0   1
+row b   0   1
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from reference.moving import NOWHERE, move, move_positions, same_for_all
+from reference.state import Array, Cache, Pending, head_shapes, kind
+from reference.temporal_order import temporal_slots
+
+
+def extend(cache: Cache, other: Cache) -> Cache:
+    """The batch of the rows of both.
+
+    Two rings are put in temporal order first, unless both are wrapped with their heads at the same slot.
+    Raises ValueError when kind, `max_size`, head shapes or dtypes differ.
+
+    >>> from reference.state import batch
+    >>> from reference.update import update
+    >>> def tokens(n): return np.zeros((1, 1, n, 1))
+    >>> a, b = update(batch([0]), tokens(4), tokens(4)), update(batch([0]), tokens(2), tokens(2))
+    >>> extend(a, b).positions
+    array([[ 0,  1,  2,  3],
+           [-1, -1,  0,  1]])
+    """
+    _check(cache, other)
+    in_step = cache.wrapped and other.wrapped and cache.head == other.head
+    width = max(cache.slots, other.slots)
+    sources = []
+    for side in (cache, other):
+        order = list(range(side.slots)) if in_step else temporal_slots(side)
+        sources.append(same_for_all([NOWHERE] * (width - side.slots) + order, side.rows))
+    positions = [move_positions(c.positions, s) for c, s in zip((cache, other), sources, strict=True)]
+
+    keys = values = None
+    if head_shapes(cache) or head_shapes(other):
+        keys, values = (
+            np.concatenate([move(x, s) for x, s in zip(pair, sources, strict=True)])
+            for pair in (
+                _same_heads(cache, other, cache.keys, other.keys),
+                _same_heads(cache, other, cache.values, other.values),
+            )
+        )
+    return replace(
+        cache,
+        keys=keys,
+        values=values,
+        positions=np.concatenate(positions),
+        tokens=cache.tokens + other.tokens,
+        due=cache.due + other.due,
+        head=cache.head if in_step else width,
+        wrapped=in_step,
+        pending=_join_pending(cache, other),
+    )
+
+
+def _same_heads(cache: Cache, other: Cache, mine: Array | None, theirs: Array | None) -> tuple[Array, Array]:
+    """Both arrays; a side never updated gets an empty one with the other's heads."""
+    known = mine if mine is not None else theirs
+    assert known is not None
+    _, heads, _, size = known.shape
+    mine = mine if mine is not None else np.zeros((cache.rows, heads, 0, size), known.dtype)
+    theirs = theirs if theirs is not None else np.zeros((other.rows, heads, 0, size), known.dtype)
+    return mine, theirs
+
+
+def _join_pending(cache: Cache, other: Cache) -> Pending | None:
+    """A side with nothing pending takes all the columns that the other announced as tokens."""
+    if cache.pending is None and other.pending is None:
+        return None
+    a, b = cache.pending, other.pending
+    if (a is None or a.columns is None) and (b is None or b.columns is None):
+        # Right padding alone was announced: it is kept until the next update settles it.
+        return Pending(None, _lengths(cache, 0) + _lengths(other, 0), _right(cache) + _right(other))
+    if (a and a.columns is None) or (b and b.columns is None):
+        raise ValueError("extend: one side announced right_padding without lengths, the other lengths")
+    columns = max(p.columns for p in (a, b) if p is not None and p.columns is not None)
+    return Pending(
+        columns, _lengths(cache, columns) + _lengths(other, columns), _right(cache) + _right(other)
+    )
+
+
+def _lengths(cache: Cache, default: int) -> tuple[int, ...]:
+    return cache.pending.lengths if cache.pending else (default,) * cache.rows
+
+
+def _right(cache: Cache) -> tuple[int, ...]:
+    return cache.pending.right if cache.pending else (0,) * cache.rows
+
+
+def _check(cache: Cache, other: Cache) -> None:
+    if kind(cache) != kind(other) or cache.max_size != other.max_size:
+        raise ValueError(
+            f"extend a {kind(cache)} (max_size {cache.max_size}) by a {kind(other)} (max_size {other.max_size})"
+        )
+    mine, theirs = head_shapes(cache), head_shapes(other)
+    if mine and theirs and mine != theirs:
+        raise ValueError(f"extend: the cache holds heads and dtypes {mine}, but the other {theirs}")

@@ -1,0 +1,165 @@
+"""What a cache holds.
+
+Beside every stored key stands the position of the token that it belongs to, or `NO_TOKEN` for a pad and for a slot that a
+trim emptied. That table is the whole of the bookkeeping: what is visible is asked of it, never computed from paddings.
+
+    a batch of two rows, four slots                 keys[b, :, s] belongs to position positions[b, s]
+
+    slot           0   1   2   3
+    row a          0   1   2   3
+    row b          .   .   0   1        two pads on the left
+                                ^ head = 4: the next token goes here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.generic]
+Positions = NDArray[np.int64]
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A ragged prefill between `prepare` and `finalize`."""
+
+    columns: int | None
+    """Announced columns still to come; None until the next update, when only right padding was announced."""
+    lengths: tuple[int, ...]
+    """Per row, how many of the columns to come are no right pads (with `columns=None`: the right padding)."""
+    right: tuple[int, ...]
+    """Per row, the right pads that lie at its end now."""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The state of any of the four caches. B rows, S stored slots; a slot that was never written is not stored."""
+
+    keys: Array | None
+    """(B, H, S, D); None before the first update, from which on the head shapes and dtypes are known."""
+    values: Array | None
+    """(B, H, S, Dv)."""
+    positions: Positions
+    """(B, S): the position of the token in each slot, or NO_TOKEN."""
+    tokens: tuple[int, ...]
+    """Per row, how many tokens it has had: the position of its next token. Empty for a solo cache never updated."""
+    due: tuple[int, ...]
+    """Per row, the left pads that are announced and not yet fed."""
+    batched: bool
+    """Whether rows may differ in length."""
+    max_size: int | None = None
+    """Slots that a ring keeps; None for a growing cache."""
+    keep: int = 0
+    """Sinks: the first `keep` tokens are never evicted."""
+    head: int = 0
+    """The slot that the next token goes to."""
+    wrapped: bool = False
+    """The head has passed the last slot: slot order is not temporal order."""
+    pending: Pending | None = None
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return len(self.tokens)
+
+    @property
+    def slots(self) -> int:
+        """S."""
+        return int(self.positions.shape[1])
+
+
+def solo(max_size: int | None = None, keep: int = 0) -> Cache:
+    """A new `KVCache`, or with `max_size` a new `RotatingKVCache`.
+
+    Raises ValueError where no window would be left.
+    """
+    if max_size is not None:
+        _check_ring(max_size, keep)
+    nothing = np.zeros((0, 0), np.int64)
+    return Cache(None, None, nothing, (), (), batched=False, max_size=max_size, keep=keep)
+
+
+def ring(max_size: int, keep: int = 0) -> Cache:
+    """A new `RotatingKVCache`."""
+    return solo(max_size, keep)
+
+
+def batch(left_padding: Sequence[int], max_size: int | None = None) -> Cache:
+    """A new `BatchKVCache`, or with `max_size` a new `BatchRotatingKVCache`.
+
+    Row b's first `left_padding[b]` columns will be pads, so it starts at offset `-left_padding[b]`.
+    """
+    if max_size is not None:
+        _check_ring(max_size, 0)
+    if any(pads < 0 for pads in left_padding):
+        raise ValueError(f"left_padding {list(left_padding)} has a negative number")
+    return Cache(
+        keys=None,
+        values=None,
+        positions=np.zeros((len(left_padding), 0), np.int64),
+        tokens=(0,) * len(left_padding),
+        due=tuple(left_padding),
+        batched=True,
+        max_size=max_size,
+    )
+
+
+def _check_ring(max_size: int, keep: int) -> None:
+    if max_size < 1:
+        raise ValueError(f"max_size is {max_size}, but a ring needs at least 1 slot")
+    if not 0 <= keep < max_size:
+        raise ValueError(f"keep is {keep}, but it must be in 0..{max_size - 1} (max_size is {max_size})")
+
+
+def right_pads(cache: Cache) -> tuple[int, ...]:
+    """Per row, the right pads that lie at its end now."""
+    return cache.pending.right if cache.pending else (0,) * cache.rows
+
+
+def offsets(cache: Cache) -> tuple[int, ...]:
+    """Per row, the position that its next column will get: what RoPE reads before an update."""
+    right = right_pads(cache)
+    return tuple(t + r - d for t, r, d in zip(cache.tokens, right, cache.due, strict=True))
+
+
+def head_shapes(cache: Cache) -> tuple[int, int, int, str, str] | None:
+    """(H, D, Dv, dtype of keys, dtype of values), or None before the first update."""
+    if cache.keys is None or cache.values is None:
+        return None
+    _, heads, _, head_dim = cache.keys.shape
+    return heads, head_dim, cache.values.shape[3], str(cache.keys.dtype), str(cache.values.dtype)
+
+
+def kind(cache: Cache) -> str:
+    """The name of the class whose state this is."""
+    return ("Batch" if cache.batched else "") + ("KVCache" if cache.max_size is None else "RotatingKVCache")
+
+
+def check(cache: Cache) -> None:
+    """Assert the invariants, one a line."""
+    rows, slots = cache.positions.shape
+    assert len(cache.tokens) == len(cache.due) == rows
+    assert (cache.keys is None) == (cache.values is None)
+    assert cache.keys is not None or slots == 0
+    if cache.keys is not None and cache.values is not None:
+        assert cache.keys.shape[0] == cache.values.shape[0] == rows
+        assert cache.keys.shape[2] == cache.values.shape[2] == slots
+    assert all(due >= 0 for due in cache.due)
+    assert cache.batched or not any(cache.due), "a solo cache has no padding"
+    assert cache.batched or cache.pending is None
+    assert cache.head == slots or cache.wrapped
+    if cache.wrapped:
+        assert slots == cache.max_size and cache.keep <= cache.head <= slots
+    for table, tokens in zip(cache.positions, cache.tokens, strict=True):
+        held = [p for p in table.tolist() if p != NO_TOKEN]
+        assert len(held) == len(set(held)), "a token lies in one slot"
+        assert all(0 <= p < tokens for p in held)
+        window = tokens if cache.max_size is None else cache.max_size - cache.keep - 1
+        needed = {*range(max(0, tokens - window), tokens), *range(min(cache.keep, tokens))}
+        assert needed <= set(held), "all that the next query may see is held"
