@@ -10,7 +10,7 @@ from reference.filter import filter_rows
 from reference.masks import make_mask
 from reference.merge import merge
 from reference.padding import finalize, prepare
-from reference.state import NO_TOKEN, Cache, Pending, batch, check, offsets, ring, solo
+from reference.state import NO_TOKEN, Cache, Pending, batch, check, empty, offsets, ring, size, solo
 from reference.trim import is_trimmable, trim, trim_limit
 from reference.update import update
 
@@ -20,6 +20,7 @@ __all__ = [
     "Pending",
     "batch",
     "check",
+    "empty",
     "extend",
     "extract",
     "filter_rows",
@@ -30,6 +31,7 @@ __all__ = [
     "offsets",
     "prepare",
     "ring",
+    "size",
     "solo",
     "trim",
     "trim_limit",

@@ -34,7 +34,7 @@ def extract(cache: Cache, row: int) -> Cache:
     alone = solo(cache.max_size)
     if cache.keys is None or cache.values is None:
         return alone
-    sources = per_row([slots])
+    sources = per_row([slots], len(slots))
     return replace(
         alone,
         keys=move(cache.keys[b : b + 1], sources),

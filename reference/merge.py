@@ -71,12 +71,12 @@ def _column(x: Array | None, known: Array | None, slots: list[int], width: int) 
     assert known is not None
     if x is None:
         x = np.zeros((1, known.shape[1], 0, known.shape[3]), known.dtype)
-    return move(x, per_row([_right_aligned(slots, width)]))
+    return move(x, per_row([_right_aligned(slots, width)], width))
 
 
 def _positions(cache: Cache, slots: list[int], width: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     table = cache.positions if cache.rows else np.zeros((1, 0), np.int64)
-    return move_positions(table, per_row([_right_aligned(slots, width)]))
+    return move_positions(table, per_row([_right_aligned(slots, width)], width))
 
 
 def _check(caches: Sequence[Cache]) -> None:

@@ -43,6 +43,6 @@ def same_for_all(slots: list[int], rows: int) -> Positions:
     return np.tile(np.array(slots, np.int64), (rows, 1))
 
 
-def per_row(slots: list[list[int]]) -> Positions:
-    """The table (B, T) from one list of slots a row, all equally long."""
-    return np.array(slots, np.int64).reshape(len(slots), -1)
+def per_row(slots: list[list[int]], width: int) -> Positions:
+    """The table (B, width) from one list of slots a row."""
+    return np.array(slots, np.int64).reshape(len(slots), width)

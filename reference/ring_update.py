@@ -64,12 +64,12 @@ def _place_several(cache: Cache, count: int) -> tuple[Positions, int, bool]:
     """
     order = temporal_slots(cache)
     new = list(range(cache.slots, cache.slots + count))
+    kept = min(cache.slots, _max_size(cache) - 1)
     table = []
     for right in right_pads(cache):
-        old = newest(right_pads_first(order, right), _max_size(cache) - 1, cache.keep)
+        old = newest(right_pads_first(order, right), kept, cache.keep)
         table.append(old + new)
-    kept = min(cache.slots, _max_size(cache) - 1)
-    return per_row(table), kept + count, False
+    return per_row(table, kept + count), kept + count, False
 
 
 def newest(slots: list[int], count: int, keep: int) -> list[int]:

@@ -128,6 +128,17 @@ def offsets(cache: Cache) -> tuple[int, ...]:
     return tuple(t + r - d for t, r, d in zip(cache.tokens, right, cache.due, strict=True))
 
 
+def size(cache: Cache) -> int:
+    """How many columns are held: what `size()` answers."""
+    held = cache.slots if cache.batched else max(cache.tokens, default=0)
+    return held if cache.max_size is None else min(held, cache.max_size)
+
+
+def empty(cache: Cache) -> bool:
+    """Whether no column is stored: what `empty()` answers."""
+    return cache.slots == 0 or cache.rows == 0
+
+
 def head_shapes(cache: Cache) -> tuple[int, int, int, str, str] | None:
     """(H, D, Dv, dtype of keys, dtype of values), or None before the first update."""
     if cache.keys is None or cache.values is None:

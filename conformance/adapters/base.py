@@ -1,0 +1,73 @@
+"""What an adapter is: one implementation behind the operations of a trace. `ADAPTER.md` has the contract in prose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from conformance.operations import Operation
+from conformance.payload import Config, Floats, Storage
+
+
+class AdapterError(Exception):
+    """An implementation that cannot be driven at all: not installed, or without what the harness needs."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What an operation needs beside its own fields."""
+
+    indices: tuple[int, ...] = ()
+    """The rows that a `filter` or `extract` names, as indices into the batch."""
+    keys: Storage | None = None
+    values: Storage | None = None
+    dtype: str = "float32"
+    queries: Floats | None = None
+    """(B, Hq, N, D), where attention is to be run on the fetch."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an implementation did with one operation, as far as a caller can see it."""
+
+    refused: str | None = None
+    """The words of a ValueError or IndexError."""
+    crashed: str | None = None
+    """Another exception, which no caller expects."""
+    changed: str | None = None
+    """After a refusal: the field that is not as it was. It should name none."""
+    aliased: str | None = None
+    """A value handed out before the operation that is not as it was. It should name none."""
+    rows: int | None = None
+    """None where the implementation has no rows yet."""
+    offsets: tuple[int, ...] = ()
+    """Per row; a solo cache has one for all its rows."""
+    size: int = 0
+    empty: bool = True
+    trimmable: bool = True
+    result: int | None = None
+    """What `trim` returned."""
+    mask: str | Storage | None = None
+    """`"none"`, `"causal"`, or booleans whose last axes are (N, T)."""
+    keys: Storage | None = None
+    values: Storage | None = None
+    dtypes: tuple[str, str] | None = None
+    attention: Floats | None = None
+
+
+class Adapter(Protocol):
+    """One implementation."""
+
+    name: str
+    version: str
+
+    def begin(self, config: Config) -> None:
+        """Forget all caches; the arrays to come are of this configuration."""
+
+    def step(self, operation: Operation, inputs: Inputs) -> Observation:
+        """Carry out one operation; a refusal is an observation too."""
+        raise NotImplementedError
+
+    def slots(self, cache: str) -> str:
+        """The cache's slots as a line to read, or nothing."""
+        raise NotImplementedError

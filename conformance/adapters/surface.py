@@ -1,0 +1,231 @@
+"""Any module with mlx-lm's cache classes behind the operations of a trace: `mlximpl` and `mlx_lm.models.cache`."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from conformance import operations as ops
+from conformance.adapters.base import AdapterError, Inputs, Observation
+from conformance.adapters.reference import slot_table
+from conformance.payload import Config, Floats, Storage
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class SurfaceAdapter:
+    """Drives the classes by their public methods, and reads nothing else but for the check that a refusal kept all."""
+
+    def __init__(self, name: str, module: ModuleType, version: str) -> None:
+        self.name = name
+        self.version = version
+        self.module = module
+        self.caches: dict[str, Any] = {}
+        self.fetches: dict[str, tuple[mx.array, mx.array]] = {}
+        self.config = Config()
+        set_device()
+
+    def begin(self, config: Config) -> None:
+        self.caches, self.fetches = {}, {}
+        self.config = config
+
+    def step(self, operation: ops.Operation, inputs: Inputs) -> Observation:
+        names = [name for name in _involved(operation) if name in self.caches]
+        involved = [self.caches[name] for name in names]
+        before = [_fields(cache) for cache in involved]
+        handed_out = [
+            (where, value, _frozen(value)) for cache in involved for where, value in _snapshot(cache)
+        ]
+        try:
+            name, seen = self._call(operation, inputs)
+        except (ValueError, IndexError) as error:
+            changed = next(
+                (
+                    diff
+                    for cache, fields in zip(involved, before, strict=True)
+                    if (diff := _changed(cache, fields))
+                ),
+                None,
+            )
+            return Observation(refused=str(error) or type(error).__name__, changed=changed)
+        except Exception as error:
+            return Observation(crashed=f"{type(error).__name__}: {error}")
+        try:
+            aliased = next((where for where, value, was in handed_out if _frozen(value) != was), None)
+            return Observation(**seen, aliased=aliased, **self._state(name))
+        except Exception as error:
+            return Observation(crashed=f"afterwards, {type(error).__name__}: {error}")
+
+    def _call(self, operation: ops.Operation, inputs: Inputs) -> tuple[str, dict[str, Any]]:
+        name = operation.cache
+        cache: Any = self.caches.get(name)
+        seen: dict[str, Any] = {}
+        match operation:
+            case ops.New():
+                self.caches[name] = self._new(operation)
+            case ops.Merge():
+                sources = [self.caches[source] for source in operation.caches]
+                kind = type(sources[0]) if sources else self.module.KVCache
+                self.caches[name] = kind.merge(sources)
+            case ops.Update():
+                seen = self._update(cache, operation, inputs)
+            case ops.Mask():
+                mask = cache.make_mask(
+                    operation.tokens, window_size=operation.window, return_array=operation.return_array
+                )
+                seen = {"mask": _mask(mask)}
+            case ops.Prepare():
+                given = {
+                    "left_padding": operation.left_padding,
+                    "lengths": operation.lengths,
+                    "right_padding": operation.right_padding,
+                }
+                cache.prepare(**{key: list(value) for key, value in given.items() if value is not None})
+            case ops.Finalize():
+                cache.finalize()
+            case ops.Filter():
+                cache.filter(list(inputs.indices))
+            case ops.Extend():
+                cache.extend(self.caches[operation.other])
+            case ops.Extract():
+                name, self.caches[operation.into] = operation.into, cache.extract(inputs.indices[0])
+            case ops.Trim():
+                seen = {"result": cache.trim(operation.tokens)}
+            case ops.Copy():
+                name, self.caches[operation.into] = operation.into, copy.deepcopy(cache)
+            case ops.Restore():
+                name, self.caches[operation.into] = operation.into, type(cache).from_state(cache.state)
+            case _:
+                raise NotImplementedError(operation.op)
+        return name, seen
+
+    def _new(self, operation: ops.New) -> Any:
+        cls = getattr(self.module, operation.kind)
+        padding = list(operation.left_padding or (0,) * len(operation.rows))
+        if operation.kind == "KVCache":
+            return cls()
+        if operation.kind == "RotatingKVCache":
+            return cls(max_size=operation.max_size, keep=operation.keep)
+        if operation.kind == "BatchKVCache":
+            return cls(padding)
+        return cls(operation.max_size, padding)
+
+    def _update(self, cache: Any, operation: ops.Update, inputs: Inputs) -> dict[str, Any]:
+        mask = cache.make_mask(
+            operation.tokens, window_size=operation.window, return_array=operation.return_array
+        )
+        keys, values = cache.update_and_fetch(_to_mlx(inputs.keys, inputs), _to_mlx(inputs.values, inputs))
+        self.fetches[operation.cache] = (keys, values)
+        seen = {
+            "mask": _mask(mask),
+            "keys": to_numpy(keys),
+            "values": to_numpy(values),
+            "dtypes": (NAMES[keys.dtype], NAMES[values.dtype]),
+        }
+        if inputs.queries is not None:
+            seen["attention"] = _attention(inputs.queries, keys, values, mask)
+        return seen
+
+    def _state(self, name: str) -> dict[str, Any]:
+        cache = self.caches[name]
+        offsets: tuple[int, ...] = (cache.offset,)
+        rows: int | None = None if cache.keys is None else cache.keys.shape[0]
+        if isinstance(cache.offset, mx.array):
+            offsets = tuple(np.array(cache.offset).tolist())
+            rows = len(offsets)
+        if not (cache and isinstance(cache.nbytes, int)):
+            raise AdapterError(f"{type(cache).__name__} is falsy or its nbytes is no int")
+        return {
+            "rows": rows,
+            "offsets": offsets,
+            "size": cache.size(),
+            "empty": cache.empty(),
+            "trimmable": cache.is_trimmable(),
+        }
+
+    def slots(self, cache: str) -> str:
+        """The slots of the key buffer as `tag:position`."""
+        keys = getattr(self.caches.get(cache), "keys", None)
+        return "(no slots)" if keys is None else slot_table(to_numpy(keys), self.config, "buffer")
+
+
+def set_device() -> None:
+    """Run on the device that MLXIMPL_DEVICE names, or on MLX's default."""
+    wanted = os.environ.get("MLXIMPL_DEVICE", "")
+    if wanted not in ("", "cpu", "gpu"):
+        raise AdapterError(f"MLXIMPL_DEVICE is {wanted!r}, but should be cpu or gpu")
+    if wanted:
+        mx.set_default_device(mx.cpu if wanted == "cpu" else mx.gpu)
+
+
+def to_numpy(x: mx.array) -> Storage:
+    """The array's bits; bfloat16 as uint16."""
+    return np.array(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x)
+
+
+def _to_mlx(x: Storage | None, inputs: Inputs) -> mx.array:
+    assert x is not None
+    made = mx.array(x)
+    return made.view(mx.bfloat16) if inputs.dtype == "bfloat16" else made
+
+
+def _mask(mask: Any) -> str | Storage:
+    if mask is None:
+        return "none"
+    return mask if isinstance(mask, str) else np.array(mask)
+
+
+def _attention(queries: Floats, keys: mx.array, values: mx.array, mask: Any) -> Floats:
+    out = mx.fast.scaled_dot_product_attention(
+        mx.array(queries).astype(keys.dtype), keys, values, scale=1.0, mask=mask
+    )
+    return np.array(out.astype(mx.float32))
+
+
+def _involved(operation: ops.Operation) -> list[str]:
+    others = getattr(operation, "caches", ()) or (getattr(operation, "other", None),)
+    return [operation.cache, *(name for name in others if name)]
+
+
+def _leaves(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _leaves(item, f"{where}[{i}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{where}.{key}")
+    elif isinstance(value, mx.array) or not hasattr(value, "__dict__"):
+        yield where, value
+    else:
+        yield from _leaves(vars(value), where)
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, mx.array):
+        return (value.shape, str(value.dtype), to_numpy(value).tobytes())
+    return value
+
+
+def _snapshot(cache: Any) -> Iterator[tuple[str, Any]]:
+    """What a caller may hold on to: the state and the offsets."""
+    yield from _leaves(cache.state, "state")
+    yield from _leaves(cache.offset, "offset")
+    yield from _leaves(getattr(cache, "left_padding", None), "left_padding")
+
+
+def _fields(cache: Any) -> dict[str, Any]:
+    return {where: _frozen(value) for where, value in _leaves(vars(cache), type(cache).__name__)}
+
+
+def _changed(cache: Any, before: dict[str, Any]) -> str | None:
+    after = _fields(cache)
+    return next(
+        (where for where in before.keys() | after.keys() if before.get(where) != after.get(where)), None
+    )

@@ -1,0 +1,283 @@
+"""Two observations to nothing, or to the first and most basic difference.
+
+The stages, in order: refused or done; unchanged after a refusal; rows; offsets; size, empty, trimmable and what was
+returned; snapshots; shapes; dtypes; the mask's width; visible tokens; columns; values; attention.
+
+What is free, and compared nowhere: the words of a refusal; the mask of a pad's query; keys and values in columns that no
+token's query sees; the offset of a row that ends in right pads (against the ledger only); a solo cache's row count
+before its first update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.adapters.base import Observation
+from conformance.ledger import EITHER, LAWFUL, REFUSED, Expected, Verdict
+from conformance.payload import PAD, Config, Ints, decode, encode, from_storage
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass
+class Difference:
+    """One observable that is not as it should be."""
+
+    observable: str
+    got: str
+    should: str
+    note: str = ""
+
+
+def written_out(mask: str | Any, rows: int, count: int, width: int) -> Bools:
+    """The mask as booleans (B, N, T): what `None` and `"causal"` say, written out.
+
+    Raises ValueError when its last axes are not (N, T).
+    """
+    if isinstance(mask, str):
+        if mask == "causal":
+            square = np.tril(np.ones((count, width), bool), k=width - count)
+        else:
+            square = np.ones((count, width), bool)
+        return np.broadcast_to(square, (rows, count, width))
+    full = np.asarray(mask)
+    if full.dtype != np.bool_:
+        raise ValueError(f"a mask of {full.dtype}")
+    if full.shape[-1] != width or (full.ndim > 1 and full.shape[-2] != count):
+        raise ValueError(f"a mask of shape {full.shape}")
+    if full.ndim == 4:
+        if full.shape[1] != 1 or full.shape[0] not in (1, rows):
+            raise ValueError(f"a mask of shape {full.shape}")
+        full = full[:, 0]
+    return np.broadcast_to(full, (rows, count, width))
+
+
+# -- against the ledger ---------------------------------------------------------------------------
+
+
+def against_verdict(seen: Observation, verdict: Verdict) -> Difference | None:
+    """Whether it was done or refused, as it must be, and left unchanged by a refusal."""
+    if seen.crashed is not None:
+        should = "done" if verdict.ruling == LAWFUL else "refused with a ValueError or IndexError"
+        return Difference("crash", seen.crashed, should, verdict.reason)
+    if seen.refused is not None and verdict.ruling == LAWFUL:
+        return Difference("refusal", f"refused: {seen.refused}", "done")
+    if seen.refused is None and verdict.ruling == REFUSED:
+        return Difference("refusal", "done", "refused", verdict.reason)
+    if seen.changed is not None:
+        return Difference("half-applied", f"{seen.changed} changed by a refused call", "unchanged")
+    return None
+
+
+def against_expected(
+    seen: Observation, expected: Expected, solo: bool, config: Config, tag: Callable[[str], int]
+) -> Iterator[Difference]:
+    """Rows, offsets and visible tokens, as the histories say; keys and values bit for bit as written."""
+    names = expected.names
+    if seen.rows is not None and seen.rows != len(names):
+        yield Difference("rows", str(seen.rows), f"{len(names)} ({', '.join(names)})")
+        return
+    yield from _offsets(seen, expected, solo)
+    if seen.aliased is not None:
+        yield Difference("aliased", f"{seen.aliased} changed under its holder", "unchanged")
+    if seen.keys is None or seen.values is None:
+        return
+    first = (
+        _shapes(seen, expected, config)
+        or _mask_width(seen, expected)
+        or _visible(seen, expected, config, tag)
+        or _values(seen, expected, config, tag)
+        or _attention(seen, expected, config, tag)
+    )
+    if first:
+        yield first
+
+
+def _offsets(seen: Observation, expected: Expected, solo: bool) -> Iterator[Difference]:
+    want = (expected.offsets[:1] or (0,)) if solo else expected.offsets
+    if len(seen.offsets) != len(want):
+        yield Difference("offset", str(list(seen.offsets)), str(list(want)))
+        return
+    for name, got, should in zip(expected.names, seen.offsets, want, strict=False):
+        if should is not None and got != should:
+            yield Difference(f"offset[{name}]", str(got), str(should))
+            return
+
+
+def _shapes(seen: Observation, expected: Expected, config: Config) -> Difference | None:
+    assert seen.keys is not None and seen.values is not None
+    rows, width = len(expected.names), seen.keys.shape[2]
+    for what, got, dim in (("keys", seen.keys, config.key_dim), ("values", seen.values, config.value_dim)):
+        should = (rows, config.heads, width, dim)
+        if got.shape != should:
+            return Difference(f"shape of {what}", str(got.shape), str(should))
+    if seen.dtypes != (config.dtype, config.dtype):
+        return Difference("dtype", str(seen.dtypes), str((config.dtype, config.dtype)))
+    return None
+
+
+def _mask_width(seen: Observation, expected: Expected) -> Difference | None:
+    assert seen.keys is not None and seen.mask is not None
+    count, width = expected.count, seen.keys.shape[2]
+    try:
+        written_out(seen.mask, len(expected.names), count, width)
+    except ValueError as error:
+        return Difference("mask width", str(error), f"last axes ({count}, {width}), the width of the fetch")
+    return None
+
+
+def _visible(
+    seen: Observation, expected: Expected, config: Config, tag: Callable[[str], int]
+) -> Difference | None:
+    assert seen.keys is not None and seen.mask is not None
+    mask = written_out(seen.mask, len(expected.names), expected.count, seen.keys.shape[2])
+    tags, positions = decode(seen.keys, "key", config)
+    for b, name in enumerate(expected.names):
+        for i, want in enumerate(expected.visible[b]):
+            if want is None:
+                continue
+            columns = np.flatnonzero(mask[b, i])
+            got = sorted(zip(tags[b, columns].tolist(), positions[b, columns].tolist(), strict=True))
+            should = sorted((tag(who), position) for who, position in want)
+            if got != should:
+                query = expected.queries[b][i]
+                position = query[1] if query else None
+                return Difference(
+                    f"visible[{name}]", _tokens(got), _tokens(should), f"the query at position {position}"
+                )
+    return None
+
+
+def _tokens(tokens: list[tuple[int, int]]) -> str:
+    """Positions alone where all tokens are of one row, else `tag:position`."""
+    if len({tag for tag, position in tokens if position >= 0}) <= 1:
+        return " ".join(_position(position) for _, position in tokens) or "nothing"
+    return " ".join(f"{tag}:{position}" if position >= 0 else _position(position) for tag, position in tokens)
+
+
+def _position(position: int) -> str:
+    return str(position) if position >= 0 else ("pad" if position == PAD else "?")
+
+
+def _values(
+    seen: Observation, expected: Expected, config: Config, tag: Callable[[str], int]
+) -> Difference | None:
+    """The visible columns' values belong to the same tokens as their keys."""
+    assert seen.keys is not None and seen.values is not None and seen.mask is not None
+    mask = written_out(seen.mask, len(expected.names), expected.count, seen.keys.shape[2])
+    tags, positions = decode(seen.keys, "key", config)
+    value_tags, value_positions = decode(seen.values, "value", config)
+    for b, name in enumerate(expected.names):
+        rows = [i for i, want in enumerate(expected.visible[b]) if want is not None]
+        for column in np.flatnonzero(mask[b, rows].any(axis=0)):
+            key = (int(tags[b, column]), int(positions[b, column]))
+            value = (int(value_tags[b, column]), int(value_positions[b, column]))
+            if key != value:
+                return Difference(f"values[{name}]", _tokens([value]), _tokens([key]), f"column {column}")
+    return None
+
+
+TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+"""Relative to the largest value: sums of some twenty terms of the dtype's precision."""
+
+
+def _attention(
+    seen: Observation, expected: Expected, config: Config, tag: Callable[[str], int]
+) -> Difference | None:
+    """Attention over the fetch equals attention of each row alone, computed here from its history."""
+    if seen.attention is None:
+        return None
+    if not np.isfinite(seen.attention).all():
+        return Difference("attention", "a value that is not finite", "finite, for pads too")
+    for b, name in enumerate(expected.names):
+        for i, want in enumerate(expected.visible[b]):
+            query = expected.queries[b][i]
+            if want is None or query is None:
+                continue
+            should = alone(sorted((tag(who), p) for who, p in want), query[1], config)
+            got = seen.attention[b, :, i]
+            error = float(np.abs(got - should).max() / np.abs(should).max())
+            if error > TOLERANCE[config.dtype]:
+                return Difference(
+                    f"attention[{name}]",
+                    f"off by {error:.1e}",
+                    f"within {TOLERANCE[config.dtype]:.0e}",
+                    f"the query at position {query[1]}",
+                )
+    return None
+
+
+def alone(tokens: list[tuple[int, int]], position: int, config: Config) -> NDArray[np.float64]:
+    """Attention (Hq, Dv) of the query at this position over these tokens, in float64."""
+    from conformance.payload import queries
+
+    tags: Ints = np.array([[who for who, _ in tokens]], np.int64)
+    positions: Ints = np.array([[p for _, p in tokens]], np.int64)
+    q = queries(np.array([[position]], np.int64), config)[0, :, 0].astype(np.float64)  # (Hq, D)
+    k = from_storage(encode(tags, positions, "key", config), config.dtype)[0].astype(np.float64)  # (H, T, D)
+    v = from_storage(encode(tags, positions, "value", config), config.dtype)[0].astype(np.float64)
+    groups = q.shape[0] // k.shape[0]
+    k, v = np.repeat(k, groups, axis=0), np.repeat(v, groups, axis=0)
+    scores = np.einsum("hd,htd->ht", q, k)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    out: NDArray[np.float64] = np.einsum("ht,htd->hd", weights, v)
+    return out
+
+
+# -- one implementation against another -----------------------------------------------------------
+
+
+def against_reference(seen: Observation, ref: Observation, expected: Expected) -> Iterator[Difference]:
+    """Layout parity: what the histories leave open and the specification fixes."""
+    for observable in ("offsets", "result", "size", "empty", "trimmable"):
+        got, should = getattr(seen, observable), getattr(ref, observable)
+        if got != should:
+            yield Difference(observable, str(got), str(should))
+    if ref.keys is not None and seen.keys is not None and seen.keys.shape != ref.keys.shape:
+        yield Difference("shape of keys", str(seen.keys.shape), str(ref.keys.shape))
+        return
+    if ref.mask is None or seen.mask is None:
+        return
+    width = np.asarray(ref.mask).shape[-1]
+    try:
+        got_mask = written_out(seen.mask, len(expected.names), expected.count, width)
+    except ValueError as error:
+        yield Difference("mask width", str(error), f"last axes ({expected.count}, {width})")
+        return
+    ref_mask = written_out(ref.mask, len(expected.names), expected.count, width)
+    for b, name in enumerate(expected.names):
+        for i, query in enumerate(expected.queries[b]):
+            if query is not None and (got_mask[b, i] != ref_mask[b, i]).any():
+                note = f"the query at position {query[1]}"
+                yield Difference(f"columns[{name}]", _bits(got_mask[b, i]), _bits(ref_mask[b, i]), note)
+                return
+    first = _same_columns(seen, ref, expected, ref_mask)
+    if first:
+        yield first
+
+
+def _same_columns(seen: Observation, ref: Observation, expected: Expected, mask: Bools) -> Difference | None:
+    if ref.keys is None or seen.keys is None or ref.values is None or seen.values is None:
+        return None
+    for b, name in enumerate(expected.names):
+        rows = [i for i, query in enumerate(expected.queries[b]) if query is not None]
+        for column in np.flatnonzero(mask[b, rows].any(axis=0)):
+            for what, got, should in (("keys", seen.keys, ref.keys), ("values", seen.values, ref.values)):
+                if (got[b, :, column] != should[b, :, column]).any():
+                    return Difference(
+                        f"columns[{name}]", f"another token's {what}", "the reference's", f"column {column}"
+                    )
+    return None
+
+
+def _bits(mask: Bools) -> str:
+    return "".join("x" if bit else "." for bit in mask)
+
+
+__all__ = ["EITHER", "Difference", "against_expected", "against_reference", "against_verdict", "written_out"]

@@ -1,0 +1,220 @@
+"""One step on every adapter, then one observation from each, and the first divergence among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from conformance import operations as ops
+from conformance.adapters.base import Adapter, Inputs, Observation
+from conformance.compare import Difference, against_expected, against_reference, against_verdict
+from conformance.ledger import EITHER, Expected, Holding, Ledger, Row, Token, Verdict
+from conformance.payload import PAD, Config, encode, queries
+from conformance.trace import Step, Trace
+
+SOFT = ("aliased", "size", "empty", "trimmable")
+"""Observables after which the caches are still in step."""
+
+
+class Divergence(AssertionError):
+    """An implementation did other than it must. A subclass for each observable tells failures apart."""
+
+    def __init__(self, found: Found) -> None:
+        super().__init__(found.sentence())
+        self.found = found
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a divergence was found and what it is."""
+
+    step: int
+    """From 1."""
+    operation: ops.Operation
+    kind: str
+    """The cache's class."""
+    adapter: str
+    against: str
+    difference: Difference
+    situation: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """`step 6: visible[b]=0 1 2 3, but should be 1 2 3 4 [x.update(tokens=1)]`."""
+        d = self.difference
+        note = f" ({d.note})" if d.note else ""
+        return f"step {self.step}: {d.observable}={d.got}, but should be {d.should}{note} [{ops.call(self.operation)}]"
+
+    @property
+    def observable(self) -> str:
+        """The observable without the row's name."""
+        return self.difference.observable.split("[")[0]
+
+    @property
+    def signature(self) -> str:
+        """What makes two divergences the same finding."""
+        if self.observable in ("refusal", "crash", "half-applied"):
+            detail = self.difference.note if self.difference.got == "done" else "lawful"
+        elif self.observable in SOFT:
+            detail = ""
+        else:
+            detail = "+".join(self.situation)
+        return "/".join([self.kind, self.operation.op, self.observable, detail or "-"])
+
+
+def divergence_class(observable: str) -> type[Divergence]:
+    """The subclass for this observable, the same one each time."""
+    name = "".join(word.capitalize() for word in observable.replace("-", " ").split()) + "Divergence"
+    return _CLASSES.setdefault(name, type(name, (Divergence,), {}))
+
+
+_CLASSES: dict[str, type[Divergence]] = {}
+
+
+@dataclass
+class Driver:
+    """Runs a trace step by step. The first adapter is the one that the others are compared with."""
+
+    adapters: Sequence[Adapter]
+    config: Config
+    passes: Callable[[Found], bool] = lambda found: False
+    """Whether a finding is known and leaves the caches in step, so that the trace may go on."""
+    ledger: Ledger = field(default_factory=Ledger)
+    steps: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for adapter in self.adapters:
+            adapter.begin(self.config)
+
+    def step(self, operation: ops.Operation) -> list[Observation]:
+        """Carry out one operation everywhere; raises the Divergence that is found first."""
+        self.steps.append(Step(operation))
+        verdict = self.ledger.judge(operation)
+        situation = situation_of(self.ledger, operation)
+        kind = self._kind(operation)
+        inputs = self._inputs(operation)
+        seen = [adapter.step(operation, inputs) for adapter in self.adapters]
+
+        def check(difference: Difference | None, who: int, against: str) -> None:
+            if difference is not None:
+                found = Found(
+                    step=len(self.steps),
+                    operation=operation,
+                    kind=kind,
+                    adapter=self.adapters[who].name,
+                    against=against,
+                    difference=difference,
+                    situation=situation,
+                )
+                if not (found.observable in SOFT and self.passes(found)):
+                    raise divergence_class(found.observable)(found)
+
+        for who, observation in enumerate(seen):
+            check(against_verdict(observation, verdict), who, "ledger")
+        refused = seen[0].refused is not None
+        for who, observation in enumerate(seen):
+            if (observation.refused is not None) != refused:
+                got, should = ("done", "refused") if refused else (f"refused: {observation.refused}", "done")
+                check(Difference("refusal", got, should, verdict.reason), who, self.adapters[0].name)
+        if refused:
+            return seen
+        expected = self.ledger.apply(operation)
+        self._check_done(operation, seen, expected, check)
+        return seen
+
+    def _check_done(self, operation, seen, expected: Expected, check) -> None:  # type: ignore[no-untyped-def]
+        target = getattr(operation, "into", operation.cache)
+        holding = self.ledger.holdings[target]
+        config = self.config.variant(holding.variant or "plain")
+        for who, observation in enumerate(seen):
+            for difference in against_expected(
+                observation, expected, not holding.batched, config, self.ledger.tag
+            ):
+                check(difference, who, "ledger")
+        for who, observation in enumerate(seen[1:], 1):
+            for difference in against_reference(observation, seen[0], expected):
+                check(difference, who, self.adapters[0].name)
+
+    def _kind(self, operation: ops.Operation) -> str:
+        if isinstance(operation, ops.New):
+            return operation.kind
+        if isinstance(operation, ops.Merge):
+            kinds = [self.ledger.holdings[name].kind for name in operation.caches]
+            return f"Batch{kinds[0]}" if kinds else "BatchKVCache"
+        return self.ledger.holdings[operation.cache].kind
+
+    def _inputs(self, operation: ops.Operation) -> Inputs:
+        if isinstance(operation, ops.Filter | ops.Extract):
+            rows = operation.rows if isinstance(operation, ops.Filter) else (operation.row,)
+            names = [row.name for row in self.ledger.holdings[operation.cache].rows]
+            # A name that is not there stands for the index one past the last row.
+            return Inputs(indices=tuple(names.index(row) if row in names else len(names) for row in rows))
+        if isinstance(operation, ops.Update):
+            return self._arrays(operation)
+        return Inputs()
+
+    def _arrays(self, operation: ops.Update) -> Inputs:
+        config = self.config.variant(operation.variant)
+        tokens = self._fed(operation)
+        rows, count = len(tokens), max(0, operation.tokens)
+        tags = np.zeros((rows, count), np.int64)
+        positions = np.full((rows, count), PAD, np.int64)
+        for b, row in enumerate(tokens):
+            for i, token in enumerate(row):
+                if token is not None:
+                    tags[b, i], positions[b, i] = self.ledger.tag(token[0]), token[1]
+        more = 1 if operation.variant == "uneven" else 0
+        longer = [np.concatenate([x, x[:, :1]], axis=1) if more else x for x in (tags, positions)]
+        return Inputs(
+            keys=encode(tags, positions, "key", config),
+            values=encode(longer[0], longer[1], "value", config),
+            dtype=config.dtype,
+            queries=queries(np.maximum(positions, 0), config) if config.attention else None,
+        )
+
+    def _fed(self, operation: ops.Update) -> list[list[Token | None]]:
+        """The tokens to feed, also where the call is not lawful."""
+        holding = self.ledger.holdings[operation.cache]
+        count = max(0, operation.tokens)
+        if self.ledger.judge(operation).reason:
+            fed: list[list[Token | None]] = [[("poison", 0)] * count for _ in holding.rows]
+        else:
+            fed = self.ledger.preview(operation)
+        if operation.variant == "rows" and len(fed) == len(holding.rows):
+            fed.append([("poison", 0)] * count)
+        return fed
+
+
+def situation_of(ledger: Ledger, operation: ops.Operation) -> tuple[str, ...]:
+    """What is special about the cache that the operation meets, from its history alone."""
+    names = [operation.cache, *getattr(operation, "caches", ()), getattr(operation, "other", None)]
+    tags: set[str] = set()
+    for name in names:
+        holding = ledger.holdings.get(name) if name else None
+        if holding is not None:
+            tags |= _tags(holding)
+    return tuple(sorted(tags))
+
+
+def _tags(holding: Holding) -> set[str]:
+    tags = {
+        "sinks": holding.keep > 0,
+        "pending": holding.pending,
+        "due": any(row.due for row in holding.rows),
+        "no rows": not holding.rows,
+        "wrapped": holding.max_size is not None
+        and any(len(row.history) > holding.max_size for row in holding.rows),
+    }
+    return {tag for tag, holds in tags.items() if holds}
+
+
+def run(trace: Trace, adapters: Sequence[Adapter]) -> Driver:
+    """Run a whole trace; raises the Divergence that is found first."""
+    driver = Driver(adapters, trace.config)
+    for step in trace.steps:
+        driver.step(step.operation)
+    return driver
+
+
+__all__ = ["EITHER", "Divergence", "Driver", "Found", "Row", "Verdict", "run"]

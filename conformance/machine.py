@@ -1,0 +1,414 @@
+"""Hypothesis state machines: one for each cache class, with every operation in any order, lawful and not.
+
+A rule draws small numbers and row indices; arrays are derived from them, so that a failing example is a short trace.
+An operation is weighted by how many rules draw it. Hypothesis also leaves rules out at random, which reaches long runs
+of one operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from conformance import operations as ops
+from conformance.adapters.base import Adapter
+from conformance.driver import Divergence, Driver, Found
+from conformance.ledger import Holding
+from conformance.payload import DTYPES, Config
+from conformance.tally import Tally
+from conformance.trace import Trace
+
+CACHES_MAX = 6
+ROWS_MAX = 6
+STEPS = 14
+
+small = st.integers(0, 7)
+flag = st.booleans()
+window = st.one_of(st.none(), st.none(), st.integers(1, 12))
+
+
+@dataclass
+class Campaign:
+    """What the machines of one run share."""
+
+    adapters: Sequence[Adapter]
+    tally: Tally = field(default_factory=Tally)
+    on_example: Callable[[], None] = lambda: None
+    findings: dict[str, tuple[Found, Trace]] = field(default_factory=dict)
+    """The shortest trace of each divergence, by signature. An example ends where it meets one."""
+    stop: bool = False
+    """Whether one finding is enough."""
+
+    def meet(self, found: Found, trace: Trace) -> None:
+        """Keep the trace if it is the first or the shortest of its signature."""
+        before = self.findings.get(found.signature)
+        if before is None or len(trace.steps) < len(before[1].steps):
+            self.findings[found.signature] = found, trace
+
+    @property
+    def over(self) -> bool:
+        return self.stop and bool(self.findings)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """The rules; subclasses set the kind under test and the campaign."""
+
+    kind: str
+    campaign: Campaign
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver: Driver | None = None
+        self.dead = self.campaign.over
+        self.cache_count = 0
+        self.row_count = 0
+        self.max_size: int | None = None
+
+    # -- running one operation ----------------------------------------------------------------
+
+    def run(self, operation: ops.Operation) -> None:
+        """One step on every adapter."""
+        if self.dead or self.driver is None:
+            return
+        try:
+            refused = self.driver.step(operation)[0].refused is not None
+            self.campaign.tally.count(self.driver.ledger, operation, refused)
+        except Divergence as divergence:
+            self._meet(divergence.found)
+            self.dead = True
+
+    def _meet(self, found: Found) -> bool:
+        assert self.driver is not None
+        trace = Trace(self.driver.config, tuple(self.driver.steps), source={"name": "random"})
+        self.campaign.meet(found, trace)
+        return True
+
+    def teardown(self) -> None:
+        self.campaign.tally.sequences += 1
+        self.campaign.on_example()
+
+    # -- choosing -----------------------------------------------------------------------------
+
+    @property
+    def holdings(self) -> dict[str, Holding]:
+        return self.driver.ledger.holdings if self.driver else {}
+
+    def pick(self, number: int, of: Callable[[Holding], bool] = lambda _: True) -> str | None:
+        """The name of one of the caches for which `of` holds."""
+        names = [name for name, holding in self.holdings.items() if of(holding)]
+        return names[number % len(names)] if names else None
+
+    def pick_batch(self, number: int) -> str | None:
+        return self.pick(number, lambda holding: holding.batched)
+
+    def cache_name(self) -> str:
+        self.cache_count += 1
+        return f"c{self.cache_count}"
+
+    def row_names(self, count: int) -> tuple[str, ...]:
+        names = []
+        for _ in range(count):
+            letters, number = "", self.row_count
+            while True:
+                letters = chr(ord("a") + number % 26) + letters
+                number = number // 26 - 1
+                if number < 0:
+                    break
+            names.append(letters)
+            self.row_count += 1
+        return tuple(names)
+
+    def room(self) -> bool:
+        return not self.dead and len(self.holdings) < CACHES_MAX and self.row_count < 90
+
+    # -- making caches ------------------------------------------------------------------------
+
+    @initialize(
+        dtype=st.sampled_from(DTYPES),
+        heads=st.integers(1, 2),
+        wider=st.tuples(st.integers(4, 5), st.integers(4, 5)),
+        attention=flag,
+        max_size=st.integers(1, 8),
+        padding=st.lists(st.integers(0, 5), min_size=1, max_size=3),
+        keep=st.integers(0, 3),
+    )
+    def begin(
+        self,
+        dtype: str,
+        heads: int,
+        wider: tuple[int, int],
+        attention: bool,
+        max_size: int,
+        padding: list[int],
+        keep: int,
+    ) -> None:
+        config = Config(dtype, heads, *wider, attention=attention)
+        self.driver = Driver(self.campaign.adapters, config, passes=self._meet)
+        if "Rotating" in self.kind:
+            self.max_size = max_size
+        if self.kind.startswith("Batch"):
+            self.run(self._new_batch(padding))
+        else:
+            self.run(self._new_solo(1, keep % max_size if self.max_size else 0))
+
+    def _new_solo(self, rows: int, keep: int = 0) -> ops.New:
+        kind = self.kind.removeprefix("Batch")
+        return ops.New(self.cache_name(), kind, self.row_names(rows), max_size=self.max_size, keep=keep)
+
+    def _new_batch(self, padding: Sequence[int]) -> ops.New:
+        return ops.New(
+            self.cache_name(), self.kind, self.row_names(len(padding)), tuple(padding), self.max_size
+        )
+
+    @precondition(room)
+    @rule(rows=st.sampled_from([1, 1, 1, 2]), keep=st.sampled_from([0, 0, 0, 1, 2]))
+    def new_solo(self, rows: int, keep: int) -> None:
+        self.run(self._new_solo(rows, keep if keep < (self.max_size or 0) else 0))
+
+    @precondition(lambda self: self.room() and self.kind.startswith("Batch"))
+    @rule(padding=st.lists(st.integers(0, 5), min_size=0, max_size=3))
+    def new_batch(self, padding: list[int]) -> None:
+        self.run(self._new_batch(padding))
+
+    @precondition(lambda self: self.room() and self.max_size is not None)
+    @rule(max_size=st.integers(-1, 9), keep=st.integers(-1, 9))
+    def new_ring_of_any_size(self, max_size: int, keep: int) -> None:
+        name = self.cache_name()
+        self.run(ops.New(name, "RotatingKVCache", self.row_names(1), max_size=max_size, keep=keep))
+
+    @precondition(lambda self: self.room() and self.kind.startswith("Batch"))
+    @rule(padding=st.lists(st.integers(-2, 2), min_size=1, max_size=2))
+    def new_batch_of_any_padding(self, padding: list[int]) -> None:
+        self.run(self._new_batch(padding))
+
+    @precondition(lambda self: self.room() and self.kind.startswith("Batch"))
+    @rule(numbers=st.lists(small, min_size=0, max_size=4))
+    def merge(self, numbers: list[int]) -> None:
+        sources = [self.pick(number, lambda holding: not holding.batched) for number in numbers]
+        names = tuple(name for name in sources if name)
+        self.run(ops.Merge(self.cache_name(), names, self.row_names(len(names))))
+
+    @precondition(room)
+    @rule(number=small)
+    def copy(self, number: int) -> None:
+        self._copy(ops.Copy, number)
+
+    @precondition(room)
+    @rule(number=small)
+    def restore(self, number: int) -> None:
+        self._copy(ops.Restore, number)
+
+    def _copy(self, kind: type[ops.Copy] | type[ops.Restore], number: int) -> None:
+        name = self.pick(number)
+        if name:
+            names = self.row_names(len(self.holdings[name].rows))
+            self.run(kind(name, self.cache_name(), names))
+
+    # -- feeding ------------------------------------------------------------------------------
+
+    @rule(number=small, window=window, return_array=flag)
+    def update_one(self, number: int, window: int | None, return_array: bool) -> None:
+        self._update(number, 1, window, return_array)
+
+    @rule(number=small, times=st.integers(1, 10))
+    def update_one_several_times(self, number: int, times: int) -> None:
+        for _ in range(times):
+            self._update(number, 1, None, False)
+
+    @rule(number=small, tokens=st.integers(2, 12), window=window, return_array=flag)
+    def update_many(self, number: int, tokens: int, window: int | None, return_array: bool) -> None:
+        self._update(number, tokens, window, return_array)
+
+    @rule(number=small, tokens=st.integers(1, 5))
+    def update_some(self, number: int, tokens: int) -> None:
+        self._update(number, tokens, None, False)
+
+    def _update(self, number: int, tokens: int, window: int | None, return_array: bool) -> None:
+        name = self.pick(number)
+        if name is None:
+            return
+        holding = self.holdings[name]
+        announced = holding.announced
+        if holding.pending and announced:
+            tokens = 1 + (tokens - 1) % announced
+        variant = holding.variant or "plain"
+        self.run(ops.Update(name, tokens, window, return_array, variant))
+
+    @rule(number=small, tokens=st.integers(-1, 9), variant=st.sampled_from(ops.VARIANTS))
+    def update_of_any_shape(self, number: int, tokens: int, variant: str) -> None:
+        name = self.pick(number)
+        if name:
+            self.run(ops.Update(name, max(0, tokens), variant=variant))
+
+    @rule(number=small, tokens=st.integers(-1, 9), window=st.one_of(window, st.integers(-1, 12)), array=flag)
+    def mask(self, number: int, tokens: int, window: int | None, array: bool) -> None:
+        name = self.pick(number)
+        if name:
+            self.run(ops.Mask(name, tokens, window, array))
+
+    @rule(number=small, tokens=st.sampled_from([0, 1, 1, 2, 3, -1, -5, 9, 20]))
+    def trim(self, number: int, tokens: int) -> None:
+        name = self.pick(number)
+        if name:
+            self.run(ops.Trim(name, tokens))
+
+    @rule(number=small, fed=st.integers(1, 9), dropped=st.integers(0, 9))
+    def feed_and_trim(self, number: int, fed: int, dropped: int) -> None:
+        self._update(number, fed, None, False)
+        self.trim(number, min(fed, dropped))
+
+    @rule(number=small)
+    def trim_everything(self, number: int) -> None:
+        name = self.pick(number)
+        if name:
+            shortest = min((len(row.history) for row in self.holdings[name].rows), default=0)
+            self.run(ops.Trim(name, shortest))
+
+    # -- ragged prefill -----------------------------------------------------------------------
+
+    @precondition(lambda self: self.pick_batch(0) is not None)
+    @rule(number=small, lengths=st.lists(st.integers(0, 6), min_size=6, max_size=6), both=flag)
+    def prepare(self, number: int, lengths: list[int], both: bool) -> None:
+        name = self.pick_batch(number)
+        if name is None:
+            return
+        rows = self.holdings[name].rows
+        own = tuple(length + row.due for length, row in zip(lengths, rows, strict=False))
+        padding = tuple(max(own, default=0) - length for length in own)
+        self.run(ops.Prepare(name, lengths=own, right_padding=padding if both else None))
+
+    @precondition(lambda self: self.pick_batch(0) is not None)
+    @rule(number=small, padding=st.lists(st.integers(0, 3), min_size=6, max_size=6))
+    def prepare_right_padding_alone(self, number: int, padding: list[int]) -> None:
+        name = self.pick_batch(number)
+        if name:
+            rows = self.holdings[name].rows
+            if not any(row.due for row in rows):
+                self.run(ops.Prepare(name, right_padding=tuple(padding[: len(rows)])))
+
+    @precondition(lambda self: self.pick_batch(0) is not None)
+    @rule(
+        number=small,
+        left=st.one_of(st.none(), st.lists(st.integers(-1, 3), min_size=0, max_size=4)),
+        lengths=st.one_of(st.none(), st.lists(st.integers(-1, 4), min_size=0, max_size=4)),
+        right=st.one_of(st.none(), st.lists(st.integers(-1, 4), min_size=0, max_size=4)),
+    )
+    def prepare_anything(
+        self, number: int, left: list[int] | None, lengths: list[int] | None, right: list[int] | None
+    ) -> None:
+        name = self.pick_batch(number)
+        if name is None:
+            return
+        count = len(self.holdings[name].rows)
+        padded = any(row.due for row in self.holdings[name].rows) or any(left or ())
+        if lengths is None and any(right or ()) and padded:
+            return  # what right padding alone means beside left padding is not specified
+        given = [
+            tuple(numbers[:count]) if numbers is not None else None for numbers in (left, lengths, right)
+        ]
+        self.run(ops.Prepare(name, *given))
+
+    @precondition(lambda self: self.pick_batch(0) is not None)
+    @rule(number=small)
+    def finalize(self, number: int) -> None:
+        name = self.pick_batch(number)
+        if name:
+            self.run(ops.Finalize(name))
+
+    @precondition(lambda self: self.pick(0, lambda h: h.pending) is not None)
+    @rule(number=small, chunk=st.integers(1, 6), finish=flag)
+    def feed_a_pending_prefill(self, number: int, chunk: int, finish: bool) -> None:
+        name = self.pick(number, lambda holding: holding.pending)
+        if name is None:
+            return
+        holding = self.holdings[name]
+        if holding.announced is None:
+            chunk = max([chunk, *(row.remaining for row in holding.rows)])
+        elif holding.announced:
+            chunk = 1 + (chunk - 1) % holding.announced
+        self.run(ops.Update(name, chunk, variant=holding.variant or "plain"))
+        if finish:
+            self.run(ops.Finalize(name))
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.pick_batch(0) is not None)
+    @rule(number=small, rows=st.lists(st.integers(0, 5), min_size=0, max_size=4))
+    def filter(self, number: int, rows: list[int]) -> None:
+        name = self.pick_batch(number)
+        if name is None or self.row_count > 90:
+            return
+        held = [row.name for row in self.holdings[name].rows]
+        chosen = tuple(held[i % len(held)] for i in rows) if held else ()
+        fresh = iter(self.row_names(len(chosen)))
+        # A row kept once keeps its name; a fork's second copy gets a fresh one.
+        names = tuple(next(fresh) if row in chosen[:i] else row for i, row in enumerate(chosen))
+        self.run(ops.Filter(name, chosen, names))
+
+    @precondition(lambda self: self.pick_batch(0) is not None)
+    @rule(number=small)
+    def filter_a_row_that_is_not_there(self, number: int) -> None:
+        name = self.pick_batch(number)
+        if name:
+            self.run(ops.Filter(name, ("zz",), ("zz",)))
+
+    @precondition(lambda self: self.pick_batch(0) is not None)
+    @rule(number=small, other=small)
+    def extend(self, number: int, other: int) -> None:
+        name, joined = self.pick_batch(number), self.pick_batch(other)
+        if name is None or joined is None or self.row_count > 90:
+            return
+        rows = len(self.holdings[joined].rows)
+        if len(self.holdings[name].rows) + rows <= ROWS_MAX:
+            self.run(ops.Extend(name, joined, self.row_names(rows)))
+
+    @precondition(lambda self: self.room() and self.pick_batch(0) is not None)
+    @rule(number=small, row=small)
+    def extract(self, number: int, row: int) -> None:
+        name = self.pick_batch(number)
+        if name is None:
+            return
+        held = [r.name for r in self.holdings[name].rows] or ["zz"]
+        self.run(ops.Extract(name, held[row % len(held)], self.cache_name(), self.row_names(1)[0]))
+
+    @precondition(lambda self: self.room() and self.pick_batch(0) is not None)
+    @rule(number=small)
+    def extract_a_row_that_is_not_there(self, number: int) -> None:
+        name = self.pick_batch(number)
+        if name:
+            self.run(ops.Extract(name, "zz", self.cache_name(), "zz"))
+
+
+def explore(campaign: Campaign, kind: str, sequences: int, number: int) -> None:
+    """Run that many random sequences on one kind; what diverges is met by the campaign.
+
+    The same seed `number` gives the same sequences with the same version of Hypothesis.
+    """
+    machine: Any = type(f"{kind}Machine", (CacheMachine,), {"kind": kind, "campaign": campaign})
+    run_state_machine_as_test(seed(number)(machine), settings=machine_settings(sequences))
+
+
+def machine_settings(sequences: int) -> settings:
+    """Settings of a run: nothing is read from or written to a database, and no time limit makes it flaky."""
+    return settings(
+        max_examples=sequences,
+        stateful_step_count=STEPS,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=Verbosity.quiet,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )

@@ -1,0 +1,98 @@
+"""Make a failing trace small: leave out steps and lower numbers as long as the same divergence is found.
+
+Hypothesis shrinks the choices behind a trace; this shrinks the trace itself, which is what a person reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from conformance import operations as ops
+from conformance.adapters.base import Adapter
+from conformance.driver import Divergence, Driver, Found
+from conformance.payload import Config
+from conformance.trace import Step, Trace
+
+
+def find(trace: Trace, adapters: Sequence[Adapter], signature: str | None = None) -> Found | None:
+    """The trace's first divergence, or the first with this signature. None also where a step makes no sense."""
+    passes: Callable[[Found], bool] = lambda found: found.signature != signature  # noqa: E731
+    driver = Driver(adapters, trace.config, passes if signature else lambda found: False)
+    try:
+        for step in trace.steps:
+            driver.step(step.operation)
+    except Divergence as divergence:
+        found = divergence.found
+        return found if signature in (None, found.signature) else None
+    except (KeyError, StopIteration, ValueError, IndexError):
+        return None  # a step names a cache or a row that an earlier, dropped step made
+    return None
+
+
+def shrink(trace: Trace, signature: str, adapters: Sequence[Adapter]) -> tuple[Found, Trace]:
+    """The smallest trace that this finds with the same divergence, and the divergence."""
+    found = find(trace, adapters, signature)
+    if found is None:
+        raise ValueError(f"the trace does not show {signature}")
+    best = replace(trace, steps=trace.steps[: found.step])
+    progress = True
+    while progress:
+        progress = False
+        for candidate in _smaller(best):
+            again = find(candidate, adapters, signature)
+            if again is not None:
+                best = replace(candidate, steps=candidate.steps[: again.step])
+                found, progress = again, True
+                break
+    return found, replace(best, description=found.sentence())
+
+
+def _smaller(trace: Trace) -> Iterator[Trace]:
+    """Traces one change smaller, the boldest first."""
+    steps = trace.steps
+    for size in (8, 4, 2, 1):
+        for start in range(len(steps) - size):
+            yield replace(trace, steps=steps[:start] + steps[start + size :])
+    plain = Config(attention=trace.config.attention)
+    for config in (Config(), plain, replace(plain, dtype=trace.config.dtype)):
+        if config != trace.config and _weight(config) < _weight(trace.config):
+            yield replace(trace, config=config)
+    for i, step in enumerate(steps):
+        for operation in _simpler(step.operation):
+            yield replace(trace, steps=(*steps[:i], Step(operation), *steps[i + 1 :]))
+
+
+def _weight(config: Config) -> int:
+    plain = Config()
+    return sum(getattr(config, field.name) != getattr(plain, field.name) for field in fields(config))
+
+
+def _simpler(operation: ops.Operation) -> Iterator[ops.Operation]:
+    for field in fields(operation):
+        value = getattr(operation, field.name)
+        for lower in _lower(field.name, value):
+            yield replace(operation, **{field.name: lower})
+    if isinstance(operation, ops.New) and len(operation.rows) > 1:
+        for b in range(len(operation.rows)):
+            padding = operation.left_padding
+            fewer = None if padding is None else padding[:b] + padding[b + 1 :]
+            rows = operation.rows[:b] + operation.rows[b + 1 :]
+            yield replace(operation, rows=rows, left_padding=fewer)
+
+
+def _lower(name: str, value: Any) -> Iterator[Any]:
+    if name in ("window", "return_array") and value:
+        yield None if name == "window" else False
+    elif name in ("tokens", "max_size", "keep") and isinstance(value, int):
+        yield from (smaller for smaller in (value // 2, value - 1) if 0 < smaller < value)
+        if value < -1:
+            yield -1
+    elif name in ("left_padding", "lengths", "right_padding") and value is not None:
+        yield from (
+            (*value[:b], smaller, *value[b + 1 :])
+            for b, number in enumerate(value)
+            for smaller in {0, number - 1}
+            if 0 <= smaller < number
+        )

@@ -1,0 +1,156 @@
+"""What a run has reached: cache by operation, and situations. A zero means that something was never tried."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from conformance import operations as ops
+from conformance.ledger import Holding, Ledger
+
+SOLO = ("new", "update", "mask", "trim", "copy", "restore")
+BATCH = (*SOLO, "merge", "prepare", "finalize", "filter", "extend", "extract")
+
+
+@dataclass
+class Tally:
+    """Counts by (kind, operation), and by (kind, situation)."""
+
+    sequences: int = 0
+    operations: int = 0
+    done: Counter[tuple[str, str]] = field(default_factory=Counter)
+    wrapped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    situations: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def count(self, ledger: Ledger, operation: ops.Operation, refused: bool) -> None:
+        """Count an operation that was carried out or refused."""
+        self.operations += 1
+        if isinstance(operation, ops.New):
+            key = (operation.kind, operation.op)
+            holding = None if refused else ledger.holdings[operation.cache]
+        elif isinstance(operation, ops.Merge):
+            first = ledger.holdings.get(operation.caches[0]) if operation.caches else None
+            kind = first.kind.removeprefix("Batch") if first else "KVCache"
+            key = (f"Batch{kind}", operation.op)
+            holding = None if refused else ledger.holdings[operation.cache]
+        else:
+            holding = ledger.holdings[operation.cache]
+            key = (holding.kind, operation.op)
+        if refused:
+            self.refused[key] += 1
+            return
+        self.done[key] += 1
+        if holding is None:
+            return
+        if _wrapped(holding):
+            self.wrapped[key] += 1
+        for situation in _situations(holding, operation):
+            self.situations[holding.kind, situation] += 1
+
+    def add(self, other: Tally) -> None:
+        """Count what another process reached."""
+        self.sequences += other.sequences
+        self.operations += other.operations
+        self.done += other.done
+        self.wrapped += other.wrapped
+        self.refused += other.refused
+        self.situations += other.situations
+
+    def zeros(self, kinds: tuple[str, ...]) -> list[str]:
+        """What was never reached, in words."""
+        missing = []
+        for kind in kinds:
+            for operation in applicable(kind):
+                if not self.done[kind, operation]:
+                    missing.append(f"{kind} {operation}")
+                if can_wrap(kind, operation) and not self.wrapped[kind, operation]:
+                    missing.append(f"{kind} {operation} wrapped")
+                if can_refuse(operation) and not self.refused[kind, operation]:
+                    missing.append(f"{kind} {operation} refused")
+            missing += [f"{kind}: {s}" for s in reachable(kind) if not self.situations[kind, s]]
+        return missing
+
+
+def applicable(kind: str) -> tuple[str, ...]:
+    """The operations that a kind has."""
+    return BATCH if kind.startswith("Batch") else SOLO
+
+
+def can_wrap(kind: str, operation: str) -> bool:
+    """Whether the operation can meet a ring that has lost tokens."""
+    return "Rotating" in kind and operation != "new"
+
+
+def can_refuse(operation: str) -> bool:
+    """Whether the operation has any refusal."""
+    return operation not in ("copy", "restore", "finalize", "new", "extend")
+
+
+SITUATIONS = ("first update", "one token", "several tokens", "window", "array asked for", "several rows")
+RING_SITUATIONS = ("more than max_size", "wrapped one token", "wrapped several tokens", "max_size of 1")
+BATCH_SITUATIONS = (
+    "left padding due",
+    "pending one token",
+    "pending several tokens",
+    "pending filter",
+    "pending extract",
+    "pending extend",
+    "early finalize",
+    "a fork",
+    "no rows left",
+    "a row with no tokens",
+)
+
+
+def reachable(kind: str) -> tuple[str, ...]:
+    """The situations that a kind can be in."""
+    found: tuple[str, ...] = SITUATIONS
+    if "Rotating" in kind:
+        found += RING_SITUATIONS
+    if kind == "RotatingKVCache":
+        found += ("sinks", "wrapped sinks")
+    if kind.startswith("Batch"):
+        found += BATCH_SITUATIONS
+    return found
+
+
+def _wrapped(holding: Holding) -> bool:
+    return holding.max_size is not None and any(len(row.history) > holding.max_size for row in holding.rows)
+
+
+def _situations(holding: Holding, operation: ops.Operation) -> list[str]:
+    """Asked after the operation was carried out."""
+    found = {
+        "several rows": len(holding.rows) > 1,
+        "max_size of 1": holding.max_size == 1,
+        "sinks": holding.keep > 0,
+        "wrapped sinks": holding.keep > 0 and _wrapped(holding),
+        "left padding due": any(row.due for row in holding.rows),
+        "a row with no tokens": any(not row.history for row in holding.rows),
+    }
+    if isinstance(operation, ops.Update):
+        one = operation.tokens == 1
+        found |= {
+            "first update": holding.columns == operation.tokens,
+            "one token": one,
+            "several tokens": not one,
+            "window": operation.window is not None,
+            "array asked for": operation.return_array,
+            "more than max_size": operation.tokens > (holding.max_size or operation.tokens),
+            "wrapped one token": one and _wrapped(holding),
+            "wrapped several tokens": not one and _wrapped(holding),
+            "pending one token": one and holding.pending,
+            "pending several tokens": not one and holding.pending,
+        }
+    if isinstance(operation, ops.Filter):
+        found |= {
+            "a fork": len(set(operation.rows)) < len(operation.rows),
+            "no rows left": not operation.rows,
+            "pending filter": holding.pending,
+        }
+    if isinstance(operation, ops.Extract):
+        found["pending extract"] = holding.pending
+    if isinstance(operation, ops.Extend):
+        found["pending extend"] = holding.pending
+    return [situation for situation, holds in found.items() if holds]

@@ -1,0 +1,31 @@
+"""KV caches for MLX: mlx-lm's classes by name and shape, held to a written specification."""
+
+from .batch_kv_cache import BatchKVCache
+from .batch_rotating_kv_cache import BatchRotatingKVCache
+from .filter import filter_rows
+from .kv_cache import KVCache
+from .masks import decode_mask, ring_mask
+from .merge import MergedRows, merge_rows
+from .padding import roll_rows
+from .prompt_cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+from .rotating_kv_cache import RotatingKVCache
+from .temporal_order import temporal_view
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchKVCache",
+    "BatchRotatingKVCache",
+    "KVCache",
+    "MergedRows",
+    "RotatingKVCache",
+    "can_trim_prompt_cache",
+    "decode_mask",
+    "filter_rows",
+    "make_prompt_cache",
+    "merge_rows",
+    "ring_mask",
+    "roll_rows",
+    "temporal_view",
+    "trim_prompt_cache",
+]

@@ -1,0 +1,47 @@
+"""Writing into a buffer that grows.
+
+    step = 4, five columns stored, two more come
+
+    before  [0 1 2 3 4 . . .]          "." is allocated and unwritten
+    after   [0 1 2 3 4 5 6 .]
+
+Every function here returns a new array object. An `a[...] = b` of mlx rebinds the Python object `a`, and
+with it whatever holds that object, such as an earlier fetch; a fresh handle on the same buffer keeps those
+as they were, and still lets mlx write in place once nothing else holds the buffer.
+"""
+
+import mlx.core as mx
+
+
+def overwrite(buffer: mx.array, columns: mx.array, start: int) -> mx.array:
+    """Return `buffer` (B, H, S, D) with `columns` (B, H, N, D) in the slots from `start` on."""
+    fresh = buffer[...]
+    fresh[..., start : start + columns.shape[2], :] = columns
+    return fresh
+
+
+def append_columns(buffer: mx.array | None, columns: mx.array, stored: int, step: int) -> mx.array:
+    """Return a buffer that holds `columns` behind its `stored` columns.
+
+    Args:
+        buffer: (B, H, S, D) with S >= stored, or None.
+        columns: (B, H, N, D).
+        stored: how many columns of the buffer are in use.
+        step: where the buffer is too short, the new one is a multiple of `step` columns long.
+    """
+    stop = stored + columns.shape[2]
+    if buffer is not None and stop <= buffer.shape[2]:
+        return overwrite(buffer, columns, stored)
+    before = [] if buffer is None or stored == 0 else [buffer[..., :stored, :]]
+    return join([*before, columns, *spare_columns(columns, -stop % step)])
+
+
+def spare_columns(like: mx.array, n: int) -> list[mx.array]:
+    """n zero columns in the shape and dtype of `like` (B, H, S, D), as a list of one array or none."""
+    rows, heads, _, size = like.shape
+    return [mx.zeros((rows, heads, n, size), like.dtype)] if n > 0 else []
+
+
+def join(parts: list[mx.array], axis: int = 2) -> mx.array:
+    """Concatenate, always into memory of its own: a view would keep the whole of its source alive."""
+    return mx.contiguous(parts[0]) if len(parts) == 1 else mx.concatenate(parts, axis=axis)

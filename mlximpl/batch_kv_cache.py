@@ -1,0 +1,184 @@
+"""Rows of different lengths in a growing buffer."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from .append import append_columns
+from .batch_cache import BatchCache, Ints
+from .checks import check_mask, check_rows, check_solo, check_update, common_heads
+from .extend import no_columns
+from .extract import extract_row
+from .kv_cache import KVCache
+from .masks import Mask, batch_mask
+from .merge import merge_rows
+from .states import (
+    PENDING,
+    pending_elements,
+    pending_of,
+    state_buffers,
+    state_elements,
+    state_int,
+    state_ints,
+)
+from .trim import growing_limit
+
+
+class BatchKVCache(BatchCache):
+    """A growing cache of left-padded rows.
+
+    Args:
+        left_padding: how many pads come before each row's first token, one number a row.
+
+    Raises:
+        ValueError: left_padding is not a list of whole numbers, none negative.
+    """
+
+    def __init__(self, left_padding: Sequence[int] | mx.array) -> None:
+        self._begin(left_padding)
+        self._stored = 0
+
+    def _columns(self) -> int:
+        return self._stored
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append N columns to every row and return all columns.
+
+        Args:
+            keys: (B, H, N, D).
+            values: (B, H, N, Dv).
+
+        Returns:
+            keys (B, H, T, D) and values (B, H, T, Dv) in temporal order.
+
+        Raises:
+            ValueError: the arrays fit neither each other nor the cache; N is 0, or more than prepare()
+                announced.
+        """
+        n = check_update(keys, values, self.keys, self.values, self._rows())
+        pending = self._pending
+        if pending is not None:
+            pending, tails = pending.update(n, self._due())
+            fed = tuple(t + more for t, more in zip(pending.tails, tails, strict=True))
+            pending = pending._replace(tails=fed)
+        new_keys = append_columns(self.keys, keys, self._stored, self.step)
+        new_values = append_columns(self.values, values, self._stored, self.step)
+        self.keys, self.values = new_keys, new_values
+        self._stored += n
+        self._offsets = tuple(o + n for o in self._offsets)
+        self._pending = pending
+        return self.keys_and_values()
+
+    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Mask:
+        """The mask of the next fetch of T columns, made before the update of N tokens.
+
+        Returns:
+            None, "causal", or booleans (B, 1, N, T), always booleans with `return_array`.
+
+        Raises:
+            ValueError: N or window_size is below 1.
+        """
+        check_mask(N, window_size)
+        return batch_mask(self._pads, N, self._stored + N, window_size, return_array)
+
+    def size(self) -> int:
+        """How many columns are stored."""
+        return self._stored
+
+    def trim_limit(self) -> int:
+        return 0 if self._pending is not None else growing_limit(self._offsets)
+
+    def _trim(self, n: int) -> None:
+        self._stored -= n
+        self._offsets = tuple(o - n for o in self._offsets)
+
+    def _useless_columns(self, pads: Ints) -> int:
+        return min(self._stored, *pads)
+
+    def _drop_front(self, n: int) -> None:
+        self._stored -= n
+
+    def extend(self, other: "BatchKVCache") -> None:
+        """Append the other batch's rows; it stays as it is.
+
+        Raises:
+            ValueError: the other is no BatchKVCache, or differs in heads, head size or dtype.
+        """
+        if not isinstance(other, BatchKVCache):
+            raise ValueError(f"extend a BatchKVCache by a {type(other).__name__}")
+        common_heads("extend", (self._heads(), other._heads()))
+        width = max(self._stored, other._stored)
+        self._append_rows(other, _stored_columns(self), _stored_columns(other))
+        self._stored = width
+
+    def extract(self, idx: int) -> KVCache:
+        """One row as a solo cache in memory of its own; right pads and left pads due stay behind.
+
+        Raises:
+            IndexError: the row is not there.
+        """
+        (row,) = check_rows("extract", [idx], self._rows())
+        stop = self._stored - self._tails()[row]
+        start = min(self._pads[row], stop)
+        cache = KVCache()
+        buffers = self._buffers()
+        if buffers is not None:
+            cache.keys, cache.values = (extract_row([b], row, start, stop) for b in buffers)
+            cache.offset = stop - start
+        return cache
+
+    @classmethod
+    def merge(cls, caches: Sequence[KVCache]) -> "BatchKVCache":
+        """The batch of these solo caches, right-aligned.
+
+        Args:
+            caches: at least one; each of one row, of any length, or empty.
+
+        Raises:
+            ValueError: no caches, another kind, a cache of several rows, or heads that differ.
+        """
+        caches = check_solo(caches, KVCache)
+        heads = common_heads("merge", (c._heads() for c in caches))
+        width = max(c.offset for c in caches)
+        batch = cls([width - c.offset for c in caches])
+        if heads is not None:
+            merged = merge_rows([_stored_columns(c) or no_columns(1, heads) for c in caches])
+            batch.keys, batch.values = merged.keys, merged.values
+            batch._stored = width
+            batch._offsets = tuple(c.offset for c in caches)
+        return batch
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """(keys, values, offset, left_padding, columns stored): mlx-lm's layout.
+
+        The arrays are cut to the columns stored. While right padding is pending four more elements follow,
+        which mlx-lm cannot read: the columns to come (-1 if unknown), and int32 arrays (B,) of the lengths
+        to come, the right pads fed, and the right padding that waits for its length (-1 for none).
+        """
+        state = *self._stored_arrays(), self.offset, self.left_padding, self._stored
+        return *state, *pending_elements(self._pending)
+
+    @state.setter
+    def state(self, state: object) -> None:
+        kind = "BatchKVCache"
+        elements = state_elements(kind, state, "keys, values, offset, left_padding, columns stored", PENDING)
+        offsets = state_ints(kind, "offset", elements[2])
+        rows = len(offsets)
+        pads = state_ints(kind, "left_padding", elements[3], rows, 0)
+        keys, values, width = state_buffers(kind, elements[0], elements[1], rows)
+        stored = state_int(kind, "columns stored", elements[4], 0, width)
+        if any(o != stored - p for o, p in zip(offsets, pads, strict=True)):
+            raise ValueError(
+                f"{kind} state: offset {list(offsets)} is not {stored} columns less left_padding {list(pads)}"
+            )
+        pending = pending_of(kind, elements[5:], stored, pads)
+        self.keys, self.values, self._stored = keys, values, stored
+        self._set_rows(pads, offsets, pending)
+
+    def __repr__(self) -> str:
+        return f"BatchKVCache(columns={self._stored}, offset={list(self._offsets)})"
+
+
+def _stored_columns(cache: KVCache | BatchKVCache) -> tuple[mx.array, mx.array] | None:
+    return None if cache.keys is None else cache.keys_and_values()

@@ -1,0 +1,105 @@
+"""What all four caches have in common."""
+
+from typing import TypeVar
+
+import mlx.core as mx
+
+from .checks import Heads, check_trim, heads_of
+
+C = TypeVar("C", bound="Cache")
+
+
+class Cache:
+    """Keys and values in two buffers, of which the first columns are in use.
+
+    Attributes:
+        keys: (B, H, S, D), or None before the first update. S may exceed the columns in use.
+        values: (B, H, S, Dv), or None. Both may be assigned, as models do with `mx.depends`.
+        step: by how many columns a buffer grows.
+    """
+
+    step = 256
+    keys: mx.array | None
+    values: mx.array | None
+
+    def _columns(self) -> int:
+        """How many columns are stored."""
+        raise NotImplementedError
+
+    def _heads(self) -> Heads | None:
+        return heads_of(self.keys, self.values)
+
+    def _buffers(self) -> tuple[mx.array, mx.array] | None:
+        if self.keys is None or self.values is None:
+            return None
+        return self.keys, self.values
+
+    def _stored_arrays(self) -> tuple[mx.array | None, mx.array | None]:
+        """Keys and values cut to the columns stored; new objects, safe to hand out."""
+        buffers = self._buffers()
+        if buffers is None:
+            return None, None
+        stored = self._columns()
+        return buffers[0][..., :stored, :], buffers[1][..., :stored, :]
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """The last fetch again, without writing: keys (B, H, T, D) and values (B, H, T, Dv).
+
+        Raises:
+            ValueError: no update has been seen.
+        """
+        keys, values = self._stored_arrays()
+        if keys is None or values is None:
+            raise ValueError(f"{type(self).__name__} has seen no update, so there is nothing to fetch")
+        return keys, values
+
+    def empty(self) -> bool:
+        """Whether no column is stored."""
+        return self._columns() == 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the buffers take, spare columns included."""
+        buffers = self._buffers()
+        return 0 if buffers is None else buffers[0].nbytes + buffers[1].nbytes
+
+    def trim_limit(self) -> int:
+        """The largest n that `trim` accepts now."""
+        raise NotImplementedError
+
+    def is_trimmable(self) -> bool:
+        """Whether every n up to the (shortest row's) offset may be trimmed."""
+        raise NotImplementedError
+
+    def trim(self, n: int) -> int:
+        """Drop the newest n tokens of every row, and return n.
+
+        Raises:
+            ValueError: n is negative or above `trim_limit()`; the cache is as it was.
+        """
+        n = check_trim(n, self.trim_limit())
+        if n:
+            self._trim(n)
+        return n
+
+    def _trim(self, n: int) -> None:
+        raise NotImplementedError
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        raise NotImplementedError
+
+    @state.setter
+    def state(self, state: object) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def from_state(cls: type[C], state: object) -> C:
+        """A cache that goes on where the one whose `state` this is stood.
+
+        Raises:
+            ValueError: the state is another kind's, or does not hold together.
+        """
+        cache = cls.__new__(cls)
+        cache.state = state
+        return cache

@@ -1,0 +1,144 @@
+"""Which columns of the next fetch each query may see.
+
+A query in column q of a row sees the columns c with c <= q (causal), c > q - window, and c past the row's
+pads; or c <= q among the sinks. On a wrapped ring the same question is put to the column that each slot
+holds, so that no mask is ever rolled.
+
+    six slots, the newest token in slot 2, one pad, one query
+
+    column    3 4 5 0 1 2
+    seen      1 1 1 0 1 1
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from .temporal_order import slot_columns
+
+Mask = mx.array | str | None
+
+
+def decode_mask(
+    left_padding: Sequence[int] | mx.array, n: int, width: int, window: int | None = None
+) -> mx.array:
+    """The mask of n queries in the last columns of a left-padded batch.
+
+    Args:
+        left_padding: pads before each row's first token, (B,).
+        n: how many queries there are; query i stands in column width - n + i.
+        width: how many columns the fetch has, the queries' own included.
+        window: how many newest columns a query may see, itself included; None for all.
+
+    Returns:
+        Booleans (B, 1, n, width). A query that is itself a pad may see nothing.
+    """
+    seen = _seen(n, width, first=_first(left_padding), window=window)
+    return mx.broadcast_to(seen, (len(left_padding), 1, n, width))
+
+
+def ring_mask(
+    left_padding: Sequence[int] | mx.array, width: int, slot: int, window: int | None = None
+) -> mx.array:
+    """The mask of one query over a wrapped ring, in slot order.
+
+    Args:
+        left_padding: pads at the front of each row's temporal order once the token is written, (B,): where
+            the token overwrites the oldest column, one less than before, and never below 0.
+        width: how many slots the ring has.
+        slot: the slot that the token goes to.
+        window: how many newest columns it may see, itself included; None for all.
+
+    Returns:
+        Booleans (B, 1, 1, width).
+    """
+    seen = _seen(1, width, first=_first(left_padding), window=window, slot=slot)
+    return mx.broadcast_to(seen, (len(left_padding), 1, 1, width))
+
+
+def batch_mask(
+    pads: Sequence[int],
+    n: int,
+    width: int,
+    window: int | None,
+    return_array: bool,
+    *,
+    slot: int | None = None,
+) -> Mask:
+    """A batch's mask: None or "causal" where no token's query needs more, else (B, 1, n, width)."""
+    padded = any(0 < p < width for p in pads)
+    if not _window_bites(width, window, min(pads, default=0)):
+        window = None
+    if not (padded or window or return_array):
+        return None if n == 1 else "causal"
+    if slot is not None:
+        return ring_mask(pads, width, slot, window)
+    return decode_mask(pads, n, width, window)
+
+
+def solo_mask(
+    n: int,
+    width: int,
+    window: int | None,
+    return_array: bool,
+    *,
+    pads: int = 0,
+    keep: int = 0,
+    slot: int | None = None,
+) -> Mask:
+    """A solo cache's mask: None, "causal", or booleans (n, width), for one query (width,).
+
+    Where one query needs no mask, `return_array` gives (1, 1, 1, width). The `pads` lie behind the sinks.
+    """
+    if not _window_bites(width - keep, window, pads):
+        window = None
+    if not (pads or window):
+        if not return_array:
+            return None if n == 1 else "causal"
+        if n == 1:
+            return mx.ones((1, 1, 1, width), mx.bool_)
+    first = keep + pads if pads else None
+    return _seen(n, width, first=first, window=window, keep=keep, slot=slot)
+
+
+def _window_bites(width: int, window: int | None, pads: int) -> bool:
+    """Whether the newest query has tokens out of its window, in a row with so many pads."""
+    return window is not None and width - pads > window
+
+
+def _first(left_padding: Sequence[int] | mx.array) -> mx.array:
+    """The first column of each row that holds a token, (B, 1, 1, 1)."""
+    if not isinstance(left_padding, mx.array):
+        left_padding = mx.array(tuple(left_padding), dtype=mx.int32)
+    return left_padding[:, None, None, None]
+
+
+def _seen(
+    n: int,
+    width: int,
+    *,
+    first: mx.array | int | None,
+    window: int | None,
+    keep: int = 0,
+    slot: int | None = None,
+) -> mx.array:
+    """The booleans, (width,) for one query or (n, width); with an array `first` (B, 1, n, width)."""
+    columns = slot_columns(width, slot, keep)
+    queries = width - 1 if n == 1 else mx.arange(width - n, width)[:, None]
+    conditions = []
+    if window is not None:
+        conditions.append(columns > queries - window)
+    if first is not None:
+        conditions.append(columns >= first)
+    if conditions and keep:
+        conditions = [_all(conditions) | (columns < keep)]
+    if n > 1:
+        conditions.append(columns <= queries)
+    return _all(conditions)
+
+
+def _all(conditions: list[mx.array]) -> mx.array:
+    seen = conditions[0]
+    for condition in conditions[1:]:
+        seen = seen & condition
+    return seen

@@ -1,0 +1,57 @@
+"""Rows of different lengths to one left-padded batch.
+
+a  [a0 a1]                a  [ .  .  . a0 a1]     left padding 3
+b  [b0 b1 b2 b3 b4]  ->   b  [b0 b1 b2 b3 b4]                  0
+c  []                     c  [ .  .  .  .  .]                  5
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from .append import join, spare_columns
+from .checks import check_columns, common_heads, heads_of
+
+
+class MergedRows(NamedTuple):
+    """A left-padded batch: keys (B, H, width, D), values (B, H, width, Dv), pads a row, width."""
+
+    keys: mx.array
+    values: mx.array
+    left_padding: list[int]
+    width: int
+
+
+def merge_rows(rows: Sequence[tuple[mx.array, mx.array]], width: int = 0) -> MergedRows:
+    """Stack blocks of rows so that all end in the same column.
+
+    Args:
+        rows: pairs of keys (b, H, S, D) and values (b, H, S, Dv) in temporal order; S may differ from pair
+            to pair and may be 0, b is 1 for a single sequence.
+        width: the least width of the batch; the longest S where that is more.
+
+    Returns:
+        The batch; its left padding counts the columns added in front of each row.
+
+    Raises:
+        ValueError: no rows, or rows that differ in H, D, Dv or dtype.
+    """
+    if not rows:
+        raise ValueError("merge of no rows")
+    for keys, values in rows:
+        check_columns(keys, values)
+    common_heads("merge", (heads_of(keys, values) for keys, values in rows))
+    width = max([width, *(keys.shape[2] for keys, _ in rows)])
+    pads = [width - keys.shape[2] for keys, _ in rows]
+    return MergedRows(
+        join([pad_front(keys, p) for (keys, _), p in zip(rows, pads, strict=True)], axis=0),
+        join([pad_front(values, p) for (_, values), p in zip(rows, pads, strict=True)], axis=0),
+        [p for (keys, _), p in zip(rows, pads, strict=True) for _ in range(keys.shape[0])],
+        width,
+    )
+
+
+def pad_front(array: mx.array, n: int) -> mx.array:
+    """Put n zero columns in front of an array (B, H, S, D)."""
+    return mx.concatenate([*spare_columns(array, n), array], axis=2) if n > 0 else array

@@ -1,0 +1,164 @@
+"""A ragged prefill: right pads are announced, come in, and are moved to the front.
+
+prepare(lengths=[5, 2], right_padding=[0, 3]), an update of five columns, finalize()
+
+a  [a0 a1 a2 a3 a4]            a  [a0 a1 a2 a3 a4]     pads 0
+b  [b0 b1  r  r  r]     ->     b  [ r  r  r b0 b1]     pads 3
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from .append import join
+from .checks import row_numbers
+
+
+class Pending(NamedTuple):
+    """What a prepare() has announced and finalize() has not ended. One entry a row.
+
+    `columns` are still to come, of which `lengths[b]` are no right pads; `tails[b]` right pads already lie
+    at the row's end. Where only its right padding was announced, `waiting[b]` holds it and the next update
+    says the length; -1 elsewhere. `columns` is -1 if no row's length is known.
+    """
+
+    columns: int
+    lengths: tuple[int, ...]
+    tails: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+    def update(self, n: int, due: Sequence[int]) -> tuple["Pending", tuple[int, ...]]:
+        """Feed n columns: what is pending then, and how many of the n are right pads in each row.
+
+        `due` are the left pads that each row still has to come. The tails are left to the caller.
+
+        Raises:
+            ValueError: more columns than announced, or fewer than a row's padding needs.
+        """
+        lengths = self.lengths
+        if any(w >= 0 for w in self.waiting):
+            lengths = tuple(
+                n - w if w >= 0 else length for w, length in zip(self.waiting, lengths, strict=True)
+            )
+            for w, length, pads in zip(self.waiting, lengths, due, strict=True):
+                if w >= 0 and length < pads:
+                    raise ValueError(
+                        f"update of {n} columns, but prepare() announced right_padding {w} "
+                        f"for a row with {pads} left pads due"
+                    )
+        elif n > self.columns:
+            raise ValueError(
+                f"update of {n} columns, but {self.columns} of those that prepare() announced are left"
+            )
+        after = Pending(
+            max(0, self.columns - n),
+            tuple(max(0, length - n) for length in lengths),
+            self.tails,
+            (-1,) * len(lengths),
+        )
+        return after, tuple(max(0, n - length) for length in lengths)
+
+    def take(self, rows: Sequence[int]) -> "Pending | None":
+        """The pending padding of some rows; None for no rows."""
+        if not rows:
+            return None
+        lengths, tails, waiting = (
+            tuple(each[row] for row in rows) for each in (self.lengths, self.tails, self.waiting)
+        )
+        return Pending(self.columns, lengths, tails, waiting)
+
+    def tokens_only(self, rows: int) -> "Pending":
+        """The same announcement for rows that take all its columns as tokens."""
+        open_end = any(w >= 0 for w in self.waiting)
+        return Pending(
+            self.columns,
+            (0 if open_end else self.columns,) * rows,
+            (0,) * rows,
+            (0 if open_end else -1,) * rows,
+        )
+
+
+def join_pending(
+    first: Pending | None, second: Pending | None, first_rows: int, second_rows: int
+) -> Pending | None:
+    """What is pending once the second batch's rows follow the first's."""
+    if first is None and second is None:
+        return None
+    a = first or second.tokens_only(first_rows)  # type: ignore[union-attr]
+    b = second or a.tokens_only(second_rows)
+    return Pending(max(a.columns, b.columns), a.lengths + b.lengths, a.tails + b.tails, a.waiting + b.waiting)
+
+
+def announce(
+    due: Sequence[int],
+    stored: int,
+    left_padding: Sequence[int] | mx.array | None,
+    lengths: Sequence[int] | mx.array | None,
+    right_padding: Sequence[int] | mx.array | None,
+) -> tuple[tuple[int, ...], Pending | None]:
+    """Check what prepare() was given against a batch with nothing pending.
+
+    Args:
+        due: left pads that each row still has to come, (B,).
+        stored: how many columns the batch holds.
+        left_padding, lengths, right_padding: as `BatchKVCache.prepare` takes them.
+
+    Returns:
+        The left pads to add to each row, and what is pending from here on.
+    """
+    rows = len(due)
+    left = lengths_given = right = None
+    if left_padding is not None:
+        left = row_numbers("left_padding", left_padding, rows)
+        if any(left) and stored:
+            raise ValueError(f"left_padding {list(left)} on a batch that holds {stored} columns already")
+        due = tuple(d + p for d, p in zip(due, left, strict=True))
+    if lengths is not None:
+        lengths_given = row_numbers("lengths", lengths, rows)
+        if any(length < d for length, d in zip(lengths_given, due, strict=True)):
+            raise ValueError(f"lengths {list(lengths_given)} are shorter than the left pads due, {list(due)}")
+    if right_padding is not None:
+        right = row_numbers("right_padding", right_padding, rows)
+    left = left or (0,) * rows
+    nothing = (0,) * rows
+    if lengths_given is None:
+        return left, Pending(-1, nothing, nothing, right) if right and any(right) else None
+    if right is None:
+        return left, None
+    totals = [length + r for length, r in zip(lengths_given, right, strict=True)]
+    if len(set(totals)) > 1:
+        raise ValueError(
+            f"lengths {list(lengths_given)} and right_padding {list(right)} add up to {totals}, "
+            "but every row gets the same number of columns"
+        )
+    if not any(right):
+        return left, None
+    return left, Pending(totals[0], lengths_given, nothing, (-1,) * rows)
+
+
+def roll_rows(array: mx.array, shifts: Sequence[int], width: int | None = None) -> mx.array:
+    """Move the last shifts[b] of each row's columns to its front.
+
+    Args:
+        array: (B, H, S, D).
+        shifts: one number a row, (B,), none above the width.
+        width: the columns that move, counted from the front; all S if None.
+
+    Returns:
+        An array of the same shape. Rows that do not move are copied in one piece with their neighbours.
+    """
+    width = array.shape[2] if width is None else width
+    if not any(shifts):
+        return array
+    blocks, start = [], 0
+    for stop in range(1, len(shifts) + 1):
+        if stop < len(shifts) and shifts[stop] == shifts[start]:
+            continue
+        block, moved = array[start:stop], width - shifts[start]
+        if moved < width:
+            parts = [(moved, width), (0, moved), (width, array.shape[2])]
+            block = join([block[..., a:b, :] for a, b in parts if a < b])
+        blocks.append(block)
+        start = stop
+    return join(blocks, axis=0)

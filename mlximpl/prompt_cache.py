@@ -1,0 +1,100 @@
+"""The list of caches that a model takes, one a layer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from .checks import check_trim, whole
+from .kv_cache import KVCache
+from .rotating_kv_cache import RotatingKVCache
+
+SINKS = 4
+
+
+def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
+    """The caches of a model.
+
+    A model with `make_cache` says which; each KVCache and RotatingKVCache that it names is replaced by ours.
+    Other models get a KVCache for each of `model.layers`.
+
+    Args:
+        model: an mlx-lm model.
+        max_kv_size: the most tokens that a layer may keep, above 4: a growing cache becomes a ring of that
+            size which keeps the first 4 tokens.
+
+    Raises:
+        ValueError: max_kv_size leaves no window behind the 4 sinks; the model wants a kind of cache that
+            is not here, or a ring above max_kv_size.
+    """
+    if max_kv_size is not None:
+        max_kv_size = whole("max_kv_size", max_kv_size)
+        if max_kv_size <= SINKS:
+            raise ValueError(f"max_kv_size must be above {SINKS}, the tokens always kept, not {max_kv_size}")
+    if not hasattr(model, "make_cache"):
+        return [_growing(max_kv_size) for _ in model.layers]
+    return [_twin(i, cache, max_kv_size) for i, cache in enumerate(model.make_cache())]
+
+
+def _growing(max_kv_size: int | None) -> KVCache | RotatingKVCache:
+    return KVCache() if max_kv_size is None else RotatingKVCache(max_kv_size, keep=SINKS)
+
+
+def _twin(layer: int, cache: Any, max_kv_size: int | None) -> KVCache | RotatingKVCache:
+    kind = type(cache).__name__
+    if kind == "KVCache":
+        return _growing(max_kv_size)
+    if kind != "RotatingKVCache":
+        raise ValueError(f"cache {layer} of the model is a {kind}, which is not available here")
+    if max_kv_size is not None and cache.max_size > max_kv_size:
+        raise ValueError(
+            f"cache {layer} of the model is a ring of {cache.max_size}, above max_kv_size {max_kv_size}"
+        )
+    return RotatingKVCache(cache.max_size, cache.keep)
+
+
+def can_trim_prompt_cache(cache: Sequence[Any]) -> bool:
+    """Whether every layer can drop any number of tokens up to all it has been fed."""
+    return all(layer.is_trimmable() for layer in cache)
+
+
+def trim_prompt_cache(cache: Sequence[Any], num_tokens: int) -> int:
+    """Drop the newest tokens of every layer, or of none.
+
+    Args:
+        cache: one cache a layer, ours or mlx-lm's.
+        num_tokens: how many tokens to drop.
+
+    Returns:
+        num_tokens; 0 if there are no layers.
+
+    Raises:
+        ValueError: a layer cannot drop that many. No layer has been touched then.
+    """
+    limits = [_trim_limit(layer) for layer in cache]
+    num_tokens = check_trim(num_tokens)
+    for i, (layer, limit) in enumerate(zip(cache, limits, strict=True)):
+        if num_tokens > limit:
+            raise ValueError(
+                f"trim {num_tokens} of all layers, but layer {i}, {layer!r}, can drop at most {limit}"
+            )
+    for layer in cache:
+        layer.trim(num_tokens)
+    return num_tokens if limits else 0
+
+
+def _trim_limit(layer: Any) -> int:
+    """The most tokens that a cache can drop; for mlx-lm's kinds, what their own `trim` would not clip."""
+    if hasattr(layer, "trim_limit"):
+        return int(layer.trim_limit())
+    if not layer.is_trimmable():
+        return 0
+    if hasattr(layer, "caches"):
+        return min((_trim_limit(each) for each in layer.caches), default=0)
+    offset: Any = getattr(layer, "offset", None)
+    if offset is None:
+        return int(layer.size())
+    if isinstance(offset, mx.array):
+        rows: Any = offset.tolist()
+        offset = min(rows, default=0)
+    return max(0, int(offset) - getattr(layer, "start_position", 0))
