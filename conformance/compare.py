@@ -10,18 +10,27 @@ before its first update.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.adapters.base import Observation
-from conformance.ledger import EITHER, LAWFUL, REFUSED, Expected, Verdict
-from conformance.payload import PAD, Config, Ints, decode, encode, from_storage
+from conformance.ledger import LAWFUL, REFUSED, Expected, Token, Verdict
+from conformance.payload import PAD, Config, Ints, Payload, encode, from_storage, queries
 
 Bools = NDArray[np.bool_]
+
+
+class Tokens(Protocol):
+    """Which tag and position the array of a token shows."""
+
+    @property
+    def payload(self) -> Payload: ...
+
+    def token(self, role: str, token: Token) -> tuple[int, int]: ...
 
 
 @dataclass
@@ -70,12 +79,13 @@ def against_verdict(seen: Observation, verdict: Verdict) -> Difference | None:
     if seen.refused is None and verdict.ruling == REFUSED:
         return Difference("refusal", "done", "refused", verdict.reason)
     if seen.changed is not None:
-        return Difference("half-applied", f"{seen.changed} changed by a refused call", "unchanged")
+        what = f"{seen.changed} changed by a refused call"
+        return Difference("half-applied", what, "unchanged", verdict.reason)
     return None
 
 
 def against_expected(
-    seen: Observation, expected: Expected, solo: bool, config: Config, tag: Callable[[str], int]
+    seen: Observation, expected: Expected, solo: bool, config: Config, tokens: Tokens
 ) -> Iterator[Difference]:
     """Rows, offsets and visible tokens, as the histories say; keys and values bit for bit as written."""
     names = expected.names
@@ -90,9 +100,9 @@ def against_expected(
     first = (
         _shapes(seen, expected, config)
         or _mask_width(seen, expected)
-        or _visible(seen, expected, config, tag)
-        or _values(seen, expected, config, tag)
-        or _attention(seen, expected, config, tag)
+        or _visible(seen, expected, config, tokens)
+        or _values(seen, expected, config, tokens)
+        or _attention(seen, expected, config, tokens)
     )
     if first:
         yield first
@@ -131,19 +141,17 @@ def _mask_width(seen: Observation, expected: Expected) -> Difference | None:
     return None
 
 
-def _visible(
-    seen: Observation, expected: Expected, config: Config, tag: Callable[[str], int]
-) -> Difference | None:
+def _visible(seen: Observation, expected: Expected, config: Config, tokens: Tokens) -> Difference | None:
     assert seen.keys is not None and seen.mask is not None
     mask = written_out(seen.mask, len(expected.names), expected.count, seen.keys.shape[2])
-    tags, positions = decode(seen.keys, "key", config)
+    tags, positions = tokens.payload.decode(seen.keys, "key", config)
     for b, name in enumerate(expected.names):
         for i, want in enumerate(expected.visible[b]):
             if want is None:
                 continue
             columns = np.flatnonzero(mask[b, i])
             got = sorted(zip(tags[b, columns].tolist(), positions[b, columns].tolist(), strict=True))
-            should = sorted((tag(who), position) for who, position in want)
+            should = sorted(tokens.token("key", token) for token in want)
             if got != should:
                 query = expected.queries[b][i]
                 position = query[1] if query else None
@@ -164,21 +172,20 @@ def _position(position: int) -> str:
     return str(position) if position >= 0 else ("pad" if position == PAD else "?")
 
 
-def _values(
-    seen: Observation, expected: Expected, config: Config, tag: Callable[[str], int]
-) -> Difference | None:
+def _values(seen: Observation, expected: Expected, config: Config, tokens: Tokens) -> Difference | None:
     """The visible columns' values belong to the same tokens as their keys."""
     assert seen.keys is not None and seen.values is not None and seen.mask is not None
     mask = written_out(seen.mask, len(expected.names), expected.count, seen.keys.shape[2])
-    tags, positions = decode(seen.keys, "key", config)
-    value_tags, value_positions = decode(seen.values, "value", config)
+    tags, positions = tokens.payload.decode(seen.keys, "key", config)
+    value_tags, value_positions = tokens.payload.decode(seen.values, "value", config)
     for b, name in enumerate(expected.names):
         rows = [i for i, want in enumerate(expected.visible[b]) if want is not None]
         for column in np.flatnonzero(mask[b, rows].any(axis=0)):
             key = (int(tags[b, column]), int(positions[b, column]))
             value = (int(value_tags[b, column]), int(value_positions[b, column]))
-            if key != value:
-                return Difference(f"values[{name}]", _tokens([value]), _tokens([key]), f"column {column}")
+            should = tokens.payload.shown("value", *key)
+            if value != should:
+                return Difference(f"values[{name}]", _tokens([value]), _tokens([should]), f"column {column}")
     return None
 
 
@@ -186,9 +193,7 @@ TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 """Relative to the largest value: sums of some twenty terms of the dtype's precision."""
 
 
-def _attention(
-    seen: Observation, expected: Expected, config: Config, tag: Callable[[str], int]
-) -> Difference | None:
+def _attention(seen: Observation, expected: Expected, config: Config, tokens: Tokens) -> Difference | None:
     """Attention over the fetch equals attention of each row alone, computed here from its history."""
     if seen.attention is None:
         return None
@@ -199,7 +204,7 @@ def _attention(
             query = expected.queries[b][i]
             if want is None or query is None:
                 continue
-            should = alone(sorted((tag(who), p) for who, p in want), query[1], config)
+            should = alone(sorted(tokens.token("key", token) for token in want), query[1], config)
             got = seen.attention[b, :, i]
             error = float(np.abs(got - should).max() / np.abs(should).max())
             if error > TOLERANCE[config.dtype]:
@@ -214,11 +219,9 @@ def _attention(
 
 def alone(tokens: list[tuple[int, int]], position: int, config: Config) -> NDArray[np.float64]:
     """Attention (Hq, Dv) of the query at this position over these tokens, in float64."""
-    from conformance.payload import queries
-
     tags: Ints = np.array([[who for who, _ in tokens]], np.int64)
     positions: Ints = np.array([[p for _, p in tokens]], np.int64)
-    q = queries(np.array([[position]], np.int64), config)[0, :, 0].astype(np.float64)  # (Hq, D)
+    q = queries(np.array([[position]]), config)[0, :, 0].astype(np.float64)  # (Hq, D)
     k = from_storage(encode(tags, positions, "key", config), config.dtype)[0].astype(np.float64)  # (H, T, D)
     v = from_storage(encode(tags, positions, "value", config), config.dtype)[0].astype(np.float64)
     groups = q.shape[0] // k.shape[0]
@@ -278,6 +281,3 @@ def _same_columns(seen: Observation, ref: Observation, expected: Expected, mask:
 
 def _bits(mask: Bools) -> str:
     return "".join("x" if bit else "." for bit in mask)
-
-
-__all__ = ["EITHER", "Difference", "against_expected", "against_reference", "against_verdict", "written_out"]

@@ -10,9 +10,12 @@ import numpy as np
 from conformance import operations as ops
 from conformance.adapters.base import Adapter, Inputs, Observation
 from conformance.compare import Difference, against_expected, against_reference, against_verdict
-from conformance.ledger import EITHER, Expected, Holding, Ledger, Row, Token, Verdict
-from conformance.payload import PAD, Config, encode, queries
+from conformance.ledger import Expected, Ledger, Token
+from conformance.payload import PAD, Config, Payload, Tagged, queries
 from conformance.trace import Step, Trace
+
+VERDICTS = ("refusal", "crash", "half-applied")
+"""Observables of whether a call was done or refused; a finding is named by why it should have been refused."""
 
 SOFT = ("aliased", "size", "empty", "trimmable")
 """Observables after which the caches are still in step."""
@@ -54,12 +57,11 @@ class Found:
     @property
     def signature(self) -> str:
         """What makes two divergences the same finding."""
-        if self.observable in ("refusal", "crash", "half-applied"):
-            detail = self.difference.note if self.difference.got == "done" else "lawful"
-        elif self.observable in SOFT:
-            detail = ""
+        situation = "+".join(self.situation)
+        if self.observable in VERDICTS:
+            detail = self.difference.note or f"lawful {situation}".strip()
         else:
-            detail = "+".join(self.situation)
+            detail = "" if self.observable in SOFT else situation
         return "/".join([self.kind, self.operation.op, self.observable, detail or "-"])
 
 
@@ -80,12 +82,19 @@ class Driver:
     config: Config
     passes: Callable[[Found], bool] = lambda found: False
     """Whether a finding is known and leaves the caches in step, so that the trace may go on."""
+    payload: Payload = field(default_factory=Tagged)
     ledger: Ledger = field(default_factory=Ledger)
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for adapter in self.adapters:
             adapter.begin(self.config)
+
+    def verdict_signatures(self, operation: ops.Operation) -> set[str]:
+        """The signatures that a finding about done or refused would have here."""
+        reason = self.ledger.judge(operation).reason
+        detail = reason or f"lawful {'+'.join(situation_of(self.ledger, operation))}".strip()
+        return {f"{self._kind(operation)}/{operation.op}/{what}/{detail}" for what in VERDICTS}
 
     def step(self, operation: ops.Operation) -> list[Observation]:
         """Carry out one operation everywhere; raises the Divergence that is found first."""
@@ -128,9 +137,7 @@ class Driver:
         holding = self.ledger.holdings[target]
         config = self.config.variant(holding.variant or "plain")
         for who, observation in enumerate(seen):
-            for difference in against_expected(
-                observation, expected, not holding.batched, config, self.ledger.tag
-            ):
+            for difference in against_expected(observation, expected, not holding.batched, config, self):
                 check(difference, who, "ledger")
         for who, observation in enumerate(seen[1:], 1):
             for difference in against_reference(observation, seen[0], expected):
@@ -164,14 +171,19 @@ class Driver:
             for i, token in enumerate(row):
                 if token is not None:
                     tags[b, i], positions[b, i] = self.ledger.tag(token[0]), token[1]
-        more = 1 if operation.variant == "uneven" else 0
-        longer = [np.concatenate([x, x[:, :1]], axis=1) if more else x for x in (tags, positions)]
+        keys, values = self.payload.arrays(len(self.steps), tags, positions, config)
+        if operation.variant == "uneven":
+            values = np.concatenate([values, values[:, :, :1]], axis=2)
         return Inputs(
-            keys=encode(tags, positions, "key", config),
-            values=encode(longer[0], longer[1], "value", config),
+            keys=keys,
+            values=values,
             dtype=config.dtype,
             queries=queries(np.maximum(positions, 0), config) if config.attention else None,
         )
+
+    def token(self, role: str, token: Token) -> tuple[int, int]:
+        """The tag and position that the array of this token shows."""
+        return self.payload.shown(role, self.ledger.tag(token[0]), token[1])
 
     def _fed(self, operation: ops.Update) -> list[list[Token | None]]:
         """The tokens to feed, also where the call is not lawful."""
@@ -187,34 +199,27 @@ class Driver:
 
 
 def situation_of(ledger: Ledger, operation: ops.Operation) -> tuple[str, ...]:
-    """What is special about the cache that the operation meets, from its history alone."""
+    """What is special about the call and the caches that it meets, from their history alone."""
     names = [operation.cache, *getattr(operation, "caches", ()), getattr(operation, "other", None)]
-    tags: set[str] = set()
-    for name in names:
-        holding = ledger.holdings.get(name) if name else None
-        if holding is not None:
-            tags |= _tags(holding)
-    return tuple(sorted(tags))
-
-
-def _tags(holding: Holding) -> set[str]:
+    met = [ledger.holdings[name] for name in names if name in ledger.holdings]
     tags = {
-        "sinks": holding.keep > 0,
-        "pending": holding.pending,
-        "due": any(row.due for row in holding.rows),
-        "no rows": not holding.rows,
-        "wrapped": holding.max_size is not None
-        and any(len(row.history) > holding.max_size for row in holding.rows),
+        "sinks": any(holding.keep for holding in met),
+        "pending": any(holding.pending for holding in met),
+        "due": any(row.due for holding in met for row in holding.rows),
+        "no rows": any(holding.batched and not holding.rows for holding in met),
+        "wrapped": any(holding.wrapped for holding in met),
+        "trimmed": any(holding.trimmed for holding in met),
     }
-    return {tag for tag, holds in tags.items() if holds}
+    window = getattr(operation, "window", None)
+    if window is not None and met:
+        tags["wide window"] = window > (met[0].max_size or window)
+        tags["window"] = not tags["wide window"]
+    return tuple(sorted(tag for tag, holds in tags.items() if holds))
 
 
-def run(trace: Trace, adapters: Sequence[Adapter]) -> Driver:
+def run(trace: Trace, adapters: Sequence[Adapter], payload: Payload | None = None) -> Driver:
     """Run a whole trace; raises the Divergence that is found first."""
-    driver = Driver(adapters, trace.config)
+    driver = Driver(adapters, trace.config, payload=payload or Tagged())
     for step in trace.steps:
         driver.step(step.operation)
     return driver
-
-
-__all__ = ["EITHER", "Divergence", "Driver", "Found", "Row", "Verdict", "run"]

@@ -56,6 +56,13 @@ class Holding:
     pending: bool = False
     announced: int | None = None
     """Columns that a pending prefill still expects; None until the next update when only padding was announced."""
+    trimmed: bool = False
+    """Whether tokens were ever dropped from it."""
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether a ring was fed more columns than it keeps."""
+        return self.max_size is not None and self.columns > self.max_size
 
     @property
     def batched(self) -> bool:
@@ -197,7 +204,9 @@ class Ledger:
             case ops.Merge():
                 self._merge(operation)
             case ops.Trim():
-                for row in self.holdings[operation.cache].rows:
+                holding = self.holdings[operation.cache]
+                holding.trimmed = holding.trimmed or operation.tokens > 0
+                for row in holding.rows:
                     del row.history[len(row.history) - operation.tokens :]
             case ops.Copy() | ops.Restore():
                 self._copy(operation)
@@ -269,6 +278,7 @@ class Ledger:
         holding.announced = columns
         holding.columns = max(holding.columns, other.columns)
         holding.variant = holding.variant or other.variant
+        holding.trimmed = holding.trimmed or other.trimmed
 
     def _extract(self, operation: ops.Extract) -> None:
         holding = self.holdings[operation.cache]
@@ -277,7 +287,12 @@ class Ledger:
         alone.due = alone.remaining = alone.right = 0
         kind = holding.kind.removeprefix("Batch")
         self.holdings[operation.into] = Holding(
-            kind, [alone], max_size=holding.max_size, variant=holding.variant, columns=len(alone.history)
+            kind,
+            [alone],
+            max_size=holding.max_size,
+            variant=holding.variant,
+            columns=len(alone.history),
+            trimmed=holding.trimmed,
         )
 
     def _merge(self, operation: ops.Merge) -> None:
@@ -293,6 +308,7 @@ class Ledger:
             max_size=max_size,
             variant=next((source.variant for source in sources if source.variant), None),
             columns=max(len(row.history) for row in rows),
+            trimmed=any(source.trimmed for source in sources),
         )
 
     def _copy(self, operation: ops.Copy | ops.Restore) -> None:

@@ -81,6 +81,11 @@ class CacheMachine(RuleBasedStateMachine):
         """One step on every adapter."""
         if self.dead or self.driver is None:
             return
+        if (
+            self.campaign.findings
+            and self.driver.verdict_signatures(operation) & self.campaign.findings.keys()
+        ):
+            return  # known to part ways here; there is more to find elsewhere
         try:
             refused = self.driver.step(operation)[0].refused is not None
             self.campaign.tally.count(self.driver.ledger, operation, refused)

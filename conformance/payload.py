@@ -12,7 +12,7 @@ attention is run; a slot never written is 0, and 0 stands in no token's fourth f
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,34 @@ class Config:
         if name == "head_dim":
             return replace(self, key_dim=self.key_dim + 1)
         return self
+
+
+class Payload(Protocol):
+    """Where a trace's arrays come from, and which token an array shows."""
+
+    def arrays(self, step: int, tags: Ints, positions: Ints, config: Config) -> tuple[Storage, Storage]:
+        """The keys and values of the tokens (B, N) that step number `step` feeds."""
+
+    def decode(self, x: Storage, role: str, config: Config) -> tuple[Ints, Ints]:
+        """The tags and positions (B, T) of keys or values (B, H, T, D); PAD or UNKNOWN where it is no token."""
+        raise NotImplementedError
+
+    def shown(self, role: str, tag: int, position: int) -> tuple[int, int]:
+        """The token that `decode` gives for this one: another, where two tokens have the same bits."""
+        raise NotImplementedError
+
+
+class Tagged:
+    """Arrays that name their token, as described above."""
+
+    def arrays(self, step: int, tags: Ints, positions: Ints, config: Config) -> tuple[Storage, Storage]:
+        return encode(tags, positions, "key", config), encode(tags, positions, "value", config)
+
+    def decode(self, x: Storage, role: str, config: Config) -> tuple[Ints, Ints]:
+        return decode(x, role, config)
+
+    def shown(self, role: str, tag: int, position: int) -> tuple[int, int]:
+        return tag, position
 
 
 def encode(tags: Ints, positions: Ints, role: str, config: Config) -> Storage:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any
 
 from conformance import operations as ops
@@ -55,6 +56,11 @@ def _smaller(trace: Trace) -> Iterator[Trace]:
     for size in (8, 4, 2, 1):
         for start in range(len(steps) - size):
             yield replace(trace, steps=steps[:start] + steps[start + size :])
+    for i, (first, second) in enumerate(pairwise(steps)):
+        a, b = first.operation, second.operation
+        if isinstance(a, ops.Update) and isinstance(b, ops.Update) and a.cache == b.cache:
+            joined = Step(replace(b, tokens=a.tokens + b.tokens))
+            yield replace(trace, steps=(*steps[:i], joined, *steps[i + 2 :]))
     plain = Config(attention=trace.config.attention)
     for config in (Config(), plain, replace(plain, dtype=trace.config.dtype)):
         if config != trace.config and _weight(config) < _weight(trace.config):

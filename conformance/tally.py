@@ -43,7 +43,7 @@ class Tally:
         self.done[key] += 1
         if holding is None:
             return
-        if _wrapped(holding):
+        if holding.wrapped:
             self.wrapped[key] += 1
         for situation in _situations(holding, operation):
             self.situations[holding.kind, situation] += 1
@@ -115,17 +115,13 @@ def reachable(kind: str) -> tuple[str, ...]:
     return found
 
 
-def _wrapped(holding: Holding) -> bool:
-    return holding.max_size is not None and any(len(row.history) > holding.max_size for row in holding.rows)
-
-
 def _situations(holding: Holding, operation: ops.Operation) -> list[str]:
     """Asked after the operation was carried out."""
     found = {
         "several rows": len(holding.rows) > 1,
         "max_size of 1": holding.max_size == 1,
         "sinks": holding.keep > 0,
-        "wrapped sinks": holding.keep > 0 and _wrapped(holding),
+        "wrapped sinks": holding.keep > 0 and holding.wrapped,
         "left padding due": any(row.due for row in holding.rows),
         "a row with no tokens": any(not row.history for row in holding.rows),
     }
@@ -138,8 +134,8 @@ def _situations(holding: Holding, operation: ops.Operation) -> list[str]:
             "window": operation.window is not None,
             "array asked for": operation.return_array,
             "more than max_size": operation.tokens > (holding.max_size or operation.tokens),
-            "wrapped one token": one and _wrapped(holding),
-            "wrapped several tokens": not one and _wrapped(holding),
+            "wrapped one token": one and holding.wrapped,
+            "wrapped several tokens": not one and holding.wrapped,
             "pending one token": one and holding.pending,
             "pending several tokens": not one and holding.pending,
         }

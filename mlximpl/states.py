@@ -92,7 +92,7 @@ def pending_of(kind: str, elements: Sequence[object], stored: int, pads: Sequenc
         state_ints(kind, "right pads fed", elements[2], rows, 0),
         state_ints(kind, "right padding waiting", elements[3], rows, -1),
     )
-    if any(tail > max(0, stored - pad) for tail, pad in zip(pending.tails, pads, strict=True)):
+    if any(tail > stored for tail in pending.tails):
         raise ValueError(f"{kind} state: more right pads than columns: {list(pending.tails)}")
     if pending.columns < 0 and any(w < 0 for w in pending.waiting):
         raise ValueError(f"{kind} state: lengths without the number of columns to come")
