@@ -8,6 +8,7 @@ of one operation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,8 @@ class Campaign:
     on_example: Callable[[], None] = lambda: None
     findings: dict[str, tuple[Found, Trace]] = field(default_factory=dict)
     """The shortest trace of each divergence, by signature. An example ends where it meets one."""
+    known: frozenset[str] = frozenset()
+    """Signatures of calls that need not be tried again. Fixed while Hypothesis runs, which must not see it change."""
     stop: bool = False
     """Whether one finding is enough."""
 
@@ -55,10 +58,6 @@ class Campaign:
         before = self.findings.get(found.signature)
         if before is None or len(trace.steps) < len(before[1].steps):
             self.findings[found.signature] = found, trace
-
-    @property
-    def over(self) -> bool:
-        return self.stop and bool(self.findings)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -70,7 +69,7 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.driver: Driver | None = None
-        self.dead = self.campaign.over
+        self.dead = False
         self.cache_count = 0
         self.row_count = 0
         self.max_size: int | None = None
@@ -92,12 +91,14 @@ class CacheMachine(RuleBasedStateMachine):
         except Divergence as divergence:
             self._meet(divergence.found)
             self.dead = True
+            if self.campaign.stop:
+                raise
 
     def _meet(self, found: Found) -> bool:
         assert self.driver is not None
         trace = Trace(self.driver.config, tuple(self.driver.steps), source={"name": "random"})
         self.campaign.meet(found, trace)
-        return True
+        return not self.campaign.stop
 
     def teardown(self) -> None:
         self.campaign.tally.sequences += 1
@@ -135,7 +136,7 @@ class CacheMachine(RuleBasedStateMachine):
         return tuple(names)
 
     def room(self) -> bool:
-        return not self.dead and len(self.holdings) < CACHES_MAX and self.row_count < 90
+        return len(self.holdings) < CACHES_MAX and self.row_count < 90
 
     # -- making caches ------------------------------------------------------------------------
 
@@ -401,7 +402,9 @@ def explore(campaign: Campaign, kind: str, sequences: int, number: int) -> None:
     The same seed `number` gives the same sequences with the same version of Hypothesis.
     """
     machine: Any = type(f"{kind}Machine", (CacheMachine,), {"kind": kind, "campaign": campaign})
-    run_state_machine_as_test(seed(number)(machine), settings=machine_settings(sequences))
+    campaign.known = frozenset(campaign.findings)
+    with suppress(Divergence):
+        run_state_machine_as_test(seed(number)(machine), settings=machine_settings(sequences))
 
 
 def machine_settings(sequences: int) -> settings:

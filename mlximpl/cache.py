@@ -40,7 +40,10 @@ class Cache:
         if buffers is None:
             return None, None
         stored = self._columns()
-        return buffers[0][..., :stored, :], buffers[1][..., :stored, :]
+        keys, values = buffers
+        if stored == keys.shape[2]:
+            return keys[...], values[...]
+        return keys[..., :stored, :], values[..., :stored, :]
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The last fetch again, without writing: keys (B, H, T, D) and values (B, H, T, Dv).

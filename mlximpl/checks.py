@@ -79,10 +79,16 @@ def check_update(
         raise ValueError("an update must bring at least one column, but N is 0")
     if rows is not None and keys.shape[0] != rows:
         raise ValueError(f"update of {keys.shape[0]} rows, but the cache holds {rows} rows")
-    held = heads_of(held_keys, held_values)
-    given = Heads(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, values.dtype)
-    if held is not None and given != held:
-        raise ValueError(f"update of {given}, but the cache holds {held}")
+    if held_keys is not None and held_values is not None:
+        fits = (
+            keys.shape[1::2] == held_keys.shape[1::2]
+            and values.shape[1::2] == held_values.shape[1::2]
+            and keys.dtype == held_keys.dtype
+            and values.dtype == held_values.dtype
+        )
+        if not fits:
+            given, held = heads_of(keys, values), heads_of(held_keys, held_values)
+            raise ValueError(f"update of {given}, but the cache holds {held}")
     return keys.shape[2]
 
 
