@@ -10,7 +10,7 @@ import numpy as np
 from conformance import operations as ops
 from conformance.adapters.base import Adapter, Inputs, Observation
 from conformance.compare import Difference, against_expected, against_reference, against_verdict
-from conformance.ledger import Expected, Ledger, Token
+from conformance.ledger import REFUSED, Expected, Ledger, Token
 from conformance.payload import PAD, Config, Payload, Tagged, queries
 from conformance.trace import Step, Trace
 
@@ -119,20 +119,27 @@ class Driver:
                 if not (found.observable in SOFT and self.passes(found)):
                     raise divergence_class(found.observable)(found)
 
+        # The ledger goes on whatever the others did, so that a caller may drop them and go on too.
+        refused = seen[0].refused is not None
+        lawful = verdict.ruling != REFUSED
+        expected = self.ledger.apply(operation) if lawful and not refused else None
         for who, observation in enumerate(seen):
             check(against_verdict(observation, verdict), who, "ledger")
-        refused = seen[0].refused is not None
         for who, observation in enumerate(seen):
             if (observation.refused is not None) != refused:
                 got, should = ("done", "refused") if refused else (f"refused: {observation.refused}", "done")
                 check(Difference("refusal", got, should, verdict.reason), who, self.adapters[0].name)
-        if refused:
-            return seen
-        expected = self.ledger.apply(operation)
-        self._check_done(operation, seen, expected, check)
+        if expected is not None:
+            self._check_done(operation, seen, expected, check)
         return seen
 
-    def _check_done(self, operation, seen, expected: Expected, check) -> None:  # type: ignore[no-untyped-def]
+    def _check_done(
+        self,
+        operation: ops.Operation,
+        seen: Sequence[Observation],
+        expected: Expected,
+        check: Callable[[Difference | None, int, str], None],
+    ) -> None:
         target = getattr(operation, "into", operation.cache)
         holding = self.ledger.holdings[target]
         config = self.config.variant(holding.variant or "plain")

@@ -42,6 +42,11 @@ def spare_columns(like: mx.array, n: int) -> list[mx.array]:
     return [mx.zeros((rows, heads, n, size), like.dtype)] if n > 0 else []
 
 
+def concat(parts: list[mx.array], axis: int = 2) -> mx.array:
+    """Concatenate; of one part, that part."""
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
+
+
 def join(parts: list[mx.array], axis: int = 2) -> mx.array:
-    """Concatenate, always into memory of its own: a view would keep the whole of its source alive."""
-    return mx.contiguous(parts[0]) if len(parts) == 1 else mx.concatenate(parts, axis=axis)
+    """Concatenate into memory of its own: a view would keep the whole of its source alive."""
+    return mx.contiguous(concat(parts, axis)) if len(parts) == 1 else concat(parts, axis)

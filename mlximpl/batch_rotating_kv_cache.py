@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .append import join
+from .append import concat, join
 from .batch_cache import BatchCache, Ints
 from .checks import check_mask, check_ring, check_rows, check_solo, check_update, common_heads
 from .extend import no_columns
@@ -120,16 +120,12 @@ class BatchRotatingKVCache(BatchCache):
 
     def _trim(self, n: int) -> None:
         after, pads, reorder = ring_trim(self._ring, n)
-        if reorder:
-            self.keys, self.values = self._in_order()
+        buffers = self._buffers()
+        if reorder and buffers is not None:
+            self.keys, self.values = (join(temporal_columns(b, self._ring)) for b in buffers)
         self._ring = after
         self._pads = tuple(p + pads for p in self._pads)
         self._offsets = tuple(o - n for o in self._offsets)
-
-    def _in_order(self) -> tuple[mx.array, mx.array]:
-        """The columns stored, in temporal order."""
-        keys, values = (temporal_columns(b, self._ring) for b in self._buffers() or ())
-        return join(keys), join(values)
 
     def _useless_columns(self, pads: Ints) -> int:
         return 0
@@ -156,7 +152,7 @@ class BatchRotatingKVCache(BatchCache):
             columns = [None if c.keys is None else c.keys_and_values() for c in (self, other)]
         else:
             after = mine.in_order(max(mine.stored, theirs.stored))
-            columns = [None if c.keys is None else c._in_order() for c in (self, other)]
+            columns = [_ordered(c) for c in (self, other)]
         self._append_rows(other, *columns)
         self._ring = after
 
@@ -178,7 +174,7 @@ class BatchRotatingKVCache(BatchCache):
             missing = max(0, width - stop)
             cache.keys, cache.values = (
                 pad_front(
-                    extract_row(temporal_columns(b, self._ring) or [b], row, stop - width + missing, stop),
+                    extract_row(temporal_columns(b, self._ring), row, stop - width + missing, stop),
                     missing,
                 )
                 for b in buffers
@@ -210,7 +206,7 @@ class BatchRotatingKVCache(BatchCache):
         width = max(c.size() for c in caches)
         batch = cls(sizes[0], [width - min(c._ring.stored - c._pads, c.size()) for c in caches])
         if heads is not None:
-            merged = merge_rows([_newest(c) or no_columns(1, heads) for c in caches], width)
+            merged = merge_rows([_ordered(c, c.size()) or no_columns(1, heads) for c in caches], width)
             batch.keys, batch.values = merged.keys, merged.values
             batch._ring = batch._ring.in_order(width)
             batch._offsets = tuple(c.offset for c in caches)
@@ -265,12 +261,14 @@ class BatchRotatingKVCache(BatchCache):
         )
 
 
-def _newest(cache: RotatingKVCache) -> tuple[mx.array, mx.array] | None:
-    """The newest max_size columns of a solo ring, in temporal order."""
+def _ordered(
+    cache: RotatingKVCache | BatchRotatingKVCache, newest: int | None = None
+) -> tuple[mx.array, mx.array] | None:
+    """The newest columns of a ring, or all, in temporal order; None if it has seen no update."""
     buffers = cache._buffers()
     if buffers is None:
         return None
     ring = cache._ring
-    dropped = max(0, ring.stored - cache.size())
-    keys, values = (join(temporal_columns(b, ring, dropped) or [b[..., :0, :]]) for b in buffers)
+    dropped = 0 if newest is None else max(0, ring.stored - newest)
+    keys, values = (concat(temporal_columns(b, ring, dropped) or [b[..., :0, :]]) for b in buffers)
     return keys, values

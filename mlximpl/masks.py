@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from .checks import check_mask
 from .temporal_order import slot_columns
 
 Mask = mx.array | str | None
@@ -32,7 +33,13 @@ def decode_mask(
 
     Returns:
         Booleans (B, 1, n, width). A query that is itself a pad may see nothing.
+
+    Raises:
+        ValueError: n or window is below 1, or the queries do not fit into the width.
     """
+    check_mask(n, window)
+    if width < n:
+        raise ValueError(f"{n} queries do not fit into {width} columns")
     seen = _seen(n, width, first=_first(left_padding), window=window)
     return mx.broadcast_to(seen, (len(left_padding), 1, n, width))
 
@@ -51,7 +58,13 @@ def ring_mask(
 
     Returns:
         Booleans (B, 1, 1, width).
+
+    Raises:
+        ValueError: window is below 1, or the slot is not one of the ring's.
     """
+    check_mask(1, window)
+    if not 0 <= slot < width:
+        raise ValueError(f"slot {slot} does not lie in a ring of {width} slots")
     seen = _seen(1, width, first=_first(left_padding), window=window, slot=slot)
     return mx.broadcast_to(seen, (len(left_padding), 1, 1, width))
 

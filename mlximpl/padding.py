@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .append import join
+from .append import concat, join
 from .checks import row_numbers
 
 
@@ -147,8 +147,13 @@ def roll_rows(array: mx.array, shifts: Sequence[int], width: int | None = None) 
 
     Returns:
         An array of the same shape. Rows that do not move are copied in one piece with their neighbours.
+
+    Raises:
+        ValueError: shifts of another number of rows, or beyond the width.
     """
     width = array.shape[2] if width is None else width
+    if len(shifts) != array.shape[0] or any(not 0 <= s <= width for s in shifts):
+        raise ValueError(f"shifts {list(shifts)} do not fit {array.shape[0]} rows of {width} columns")
     if not any(shifts):
         return array
     blocks, start = [], 0
@@ -158,7 +163,7 @@ def roll_rows(array: mx.array, shifts: Sequence[int], width: int | None = None) 
         block, moved = array[start:stop], width - shifts[start]
         if moved < width:
             parts = [(moved, width), (0, moved), (width, array.shape[2])]
-            block = join([block[..., a:b, :] for a, b in parts if a < b])
+            block = concat([block[..., a:b, :] for a, b in parts if a < b])
         blocks.append(block)
         start = stop
     return join(blocks, axis=0)

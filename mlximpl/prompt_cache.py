@@ -78,8 +78,9 @@ def trim_prompt_cache(cache: Sequence[Any], num_tokens: int) -> int:
             raise ValueError(
                 f"trim {num_tokens} of all layers, but layer {i}, {layer!r}, can drop at most {limit}"
             )
-    for layer in cache:
-        layer.trim(num_tokens)
+    if num_tokens:
+        for layer in cache:
+            layer.trim(num_tokens)
     return num_tokens if limits else 0
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .append import join, overwrite, spare_columns
+from .append import concat, join, overwrite, spare_columns
 from .padding import roll_rows
 from .temporal_order import Ring, temporal_columns
 
@@ -76,7 +76,7 @@ def ring_update(
         return _first_columns(columns, write, step)
     if write.slot is None:
         if any(tails):
-            ordered = roll_rows(join(temporal_columns(buffer, ring)), tails)
+            ordered = roll_rows(concat(temporal_columns(buffer, ring)), tails)
             before = [ordered[..., write.dropped :, :]]
         else:
             before = temporal_columns(buffer, ring, write.dropped)
