@@ -80,10 +80,7 @@ class CacheMachine(RuleBasedStateMachine):
         """One step on every adapter."""
         if self.dead or self.driver is None:
             return
-        if (
-            self.campaign.findings
-            and self.driver.verdict_signatures(operation) & self.campaign.findings.keys()
-        ):
+        if self.campaign.known and self.driver.verdict_signatures(operation) & self.campaign.known:
             return  # known to part ways here; there is more to find elsewhere
         try:
             refused = self.driver.step(operation)[0].refused is not None
