@@ -212,6 +212,7 @@ def situation_of(ledger: Ledger, operation: ops.Operation) -> tuple[str, ...]:
     tags = {
         "sinks": any(holding.keep for holding in met),
         "pending": any(holding.pending for holding in met),
+        "lengths alone": any(holding.pending and holding.by_lengths for holding in met),
         "due": any(row.due for holding in met for row in holding.rows),
         "no rows": any(holding.batched and not holding.rows for holding in met),
         "wrapped": any(holding.wrapped for holding in met),

@@ -56,6 +56,8 @@ class Holding:
     pending: bool = False
     announced: int | None = None
     """Columns that a pending prefill still expects; None until the next update when only padding was announced."""
+    by_lengths: bool = False
+    """Whether the pending prefill was announced by lengths alone."""
     trimmed: bool = False
     """Whether tokens were ever dropped from it."""
 
@@ -279,6 +281,7 @@ class Ledger:
         holding.columns = max(holding.columns, other.columns)
         holding.variant = holding.variant or other.variant
         holding.trimmed = holding.trimmed or other.trimmed
+        holding.by_lengths = holding.by_lengths or other.by_lengths
 
     def _extract(self, operation: ops.Extract) -> None:
         holding = self.holdings[operation.cache]
@@ -426,12 +429,13 @@ def _prepare(holding: Holding, operation: ops.Prepare) -> None:
     columns = max((length + pads for length, pads in zip(operation.lengths, padding, strict=True)), default=0)
     if any(length < columns for length in operation.lengths):
         holding.pending, holding.announced = True, columns
+        holding.by_lengths = operation.right_padding is None
         for row, length in zip(holding.rows, operation.lengths, strict=True):
             row.remaining = length
 
 
 def _finalize(holding: Holding) -> None:
-    holding.pending, holding.announced = False, None
+    holding.pending, holding.announced, holding.by_lengths = False, None, False
     for row in holding.rows:
         row.remaining = row.right = 0
 
