@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .cache import Cache
-from .checks import check_rows, check_trim, row_numbers
+from .checks import check_rows, row_numbers
 from .extend import Columns, extend_rows
 from .filter import take_rows
 from .padding import Pending, announce, join_pending, roll_rows
@@ -105,17 +105,8 @@ class BatchCache(Cache):
             self._offsets = tuple(o - t for o, t in zip(self._offsets, tails, strict=True))
         self._pending = None
 
-    def trim(self, n: int) -> int:
-        """Drop the newest n tokens of every row, and return n.
-
-        Raises:
-            ValueError: n is negative or above `trim_limit()`, or padding is pending; the cache is as it
-                was.
-        """
-        n = check_trim(n, self.trim_limit(), self._pending is not None)
-        if n:
-            self._trim(n)
-        return n
+    def _is_pending(self) -> bool:
+        return self._pending is not None
 
     def is_trimmable(self) -> bool:
         return self.trim_limit() >= min(self._offsets, default=0)

@@ -78,15 +78,19 @@ class Cache:
         """Drop the newest n tokens of every row, and return n.
 
         Raises:
-            ValueError: n is negative or above `trim_limit()`; the cache is as it was.
+            ValueError: n is negative or above `trim_limit()`, which is 0 while padding is pending.
         """
-        n = check_trim(n, self.trim_limit())
+        n = check_trim(n, self.trim_limit(), self._is_pending())
         if n:
             self._trim(n)
         return n
 
     def _trim(self, n: int) -> None:
         raise NotImplementedError
+
+    def _is_pending(self) -> bool:
+        """Whether a ragged prefill is under way."""
+        return False
 
     @property
     def state(self) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reference.extract import held_tokens
-from reference.state import NO_TOKEN, Array, Cache, kind
+from reference.state import NO_TOKEN, Array, Cache, kind, offsets
 from reference.temporal_order import temporal_slots
 
 
@@ -48,7 +48,7 @@ def _row_limit(cache: Cache, b: int) -> int:
 
 def is_trimmable(cache: Cache) -> bool:
     """Whether every n up to the shortest row's offset may be dropped."""
-    return trim_limit(cache) >= min(cache.tokens, default=0) and cache.pending is None
+    return trim_limit(cache) >= min(offsets(cache), default=0)
 
 
 def trim(cache: Cache, count: int) -> Cache:

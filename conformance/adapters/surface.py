@@ -39,26 +39,24 @@ class SurfaceAdapter:
     def step(self, operation: ops.Operation, inputs: Inputs) -> Observation:
         names = [name for name in _involved(operation) if name in self.caches]
         involved = [self.caches[name] for name in names]
+        # What is handed out may be made when it is asked for, so this comes before the fields are noted.
+        held = [leaf for cache in involved for leaf in _snapshot(cache)]
+        held += [leaf for name in names for leaf in _leaves(self.fetches.get(name), "fetch")]
+        frozen = [_frozen(value) for _, value in held]
         before = [_fields(cache) for cache in involved]
-        handed_out = [
-            (where, value, _frozen(value)) for cache in involved for where, value in _snapshot(cache)
-        ]
         try:
             name, seen = self._call(operation, inputs)
         except (ValueError, IndexError) as error:
-            changed = next(
-                (
-                    diff
-                    for cache, fields in zip(involved, before, strict=True)
-                    if (diff := _changed(cache, fields))
-                ),
-                None,
-            )
-            return Observation(refused=str(error) or type(error).__name__, changed=changed)
+            changed = (_changed(cache, fields) for cache, fields in zip(involved, before, strict=True))
+            words = str(error) or type(error).__name__
+            return Observation(refused=words, changed=next(filter(None, changed), None))
         except Exception as error:
             return Observation(crashed=f"{type(error).__name__}: {error}")
         try:
-            aliased = next((where for where, value, was in handed_out if _frozen(value) != was), None)
+            now = ((where, _frozen(value)) for where, value in held)
+            aliased = next(
+                (where for (where, is_now), was in zip(now, frozen, strict=True) if is_now != was), None
+            )
             return Observation(**seen, aliased=aliased, **self._state(name))
         except Exception as error:
             return Observation(crashed=f"afterwards, {type(error).__name__}: {error}")
