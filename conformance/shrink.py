@@ -17,24 +17,29 @@ from conformance.payload import Config
 from conformance.trace import Step, Trace
 
 
-def find(trace: Trace, adapters: Sequence[Adapter], signature: str | None = None) -> Found | None:
-    """The trace's first divergence, or the first with this signature. None also where a step makes no sense."""
-    passes: Callable[[Found], bool] = lambda found: found.signature != signature  # noqa: E731
-    driver = Driver(adapters, trace.config, passes if signature else lambda found: False)
+def find(
+    trace: Trace, adapters: Sequence[Adapter], expected: Callable[[str], bool] | None = None
+) -> Found | None:
+    """The trace's first divergence whose signature is as expected (any, by default).
+
+    None where there is none, and where a step makes no sense because it names what a dropped step made.
+    """
+    wanted = expected or (lambda signature: True)
+    driver = Driver(adapters, trace.config, passes=lambda found: not wanted(found.signature))
     try:
         for step in trace.steps:
             driver.step(step.operation)
     except Divergence as divergence:
-        found = divergence.found
-        return found if signature in (None, found.signature) else None
+        return divergence.found if wanted(divergence.found.signature) else None
     except (KeyError, StopIteration, ValueError, IndexError):
-        return None  # a step names a cache or a row that an earlier, dropped step made
+        return None
     return None
 
 
 def shrink(trace: Trace, signature: str, adapters: Sequence[Adapter]) -> tuple[Found, Trace]:
     """The smallest trace that this finds with the same divergence, and the divergence."""
-    found = find(trace, adapters, signature)
+    same = signature.__eq__
+    found = find(trace, adapters, same)
     if found is None:
         raise ValueError(f"the trace does not show {signature}")
     best = replace(trace, steps=trace.steps[: found.step])
@@ -42,7 +47,7 @@ def shrink(trace: Trace, signature: str, adapters: Sequence[Adapter]) -> tuple[F
     while progress:
         progress = False
         for candidate in _smaller(best):
-            again = find(candidate, adapters, signature)
+            again = find(candidate, adapters, same)
             if again is not None:
                 best = replace(candidate, steps=candidate.steps[: again.step])
                 found, progress = again, True

@@ -1,0 +1,284 @@
+"""The verb `run`: all goldens, then random sequences, on one implementation beside the reference and the ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from conformance import expected as expected_failures
+from conformance.adapters.registry import make_adapter
+from conformance.driver import Found
+from conformance.goldens import GOLDENS, check_golden, golden_paths
+from conformance.machine import Campaign, explore
+from conformance.operations import KINDS
+from conformance.report import replay_line, report, to_json, write_trace
+from conformance.shrink import shrink
+from conformance.tally import BATCH, Tally, applicable, can_refuse, can_wrap, reachable
+from conformance.trace import Trace
+
+SEQUENCES_PER_TASK = 60
+REPORTS_IN_FULL = 5
+
+
+@dataclass
+class Result:
+    """What a run found."""
+
+    implementation: str
+    version: str
+    seed: int
+    goldens: int = 0
+    golden_failures: list[str] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    findings: dict[str, tuple[Found, Trace]] = field(default_factory=dict)
+    paths: dict[str, Path] = field(default_factory=dict)
+    expectations: list[expected_failures.Expectation] = field(default_factory=list)
+    no_longer: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def unexpected(self) -> list[str]:
+        """Signatures that no line of the list expects."""
+        return [s for s in self.findings if not expected_failures.match(s, self.expectations)]
+
+    @property
+    def unreached(self) -> list[str]:
+        """What the sequences never tried; means something for a run without findings alone."""
+        return self.tally.zeros(KINDS) if not self.findings else []
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.unexpected or self.no_longer or self.golden_failures)
+
+
+def run(
+    implementation: str,
+    sequences: int,
+    seed: int,
+    jobs: int,
+    directory: Path,
+    expected: Path | None,
+    console: Console,
+) -> Result:
+    """Run everything. Raises AdapterError when the implementation cannot be driven."""
+    start = time.monotonic()
+    adapters = [make_adapter("reference"), make_adapter(implementation)]
+    result = Result(implementation, adapters[1].version, seed)
+    if expected is not None:
+        result.expectations = expected_failures.read(expected)
+        deviations = GOLDENS / "deviations"
+        result.no_longer = expected_failures.no_longer_failing(result.expectations, deviations, adapters)
+    with _progress(console) as progress:
+        paths = list(golden_paths())
+        bar = progress.add_task("goldens", total=len(paths))
+        for path in paths:
+            failure = check_golden(path, adapters)
+            if failure:
+                result.golden_failures.append(failure)
+            result.goldens += 1
+            progress.advance(bar)
+        bar = progress.add_task("sequences", total=sequences)
+        for tally, findings in _waves(implementation, sequences, seed, jobs, result.findings):
+            result.tally.add(tally)
+            for signature, (found, trace) in findings.items():
+                before = result.findings.get(signature)
+                if before is None or len(trace.steps) < len(before[1].steps):
+                    result.findings[signature] = found, trace
+            progress.update(bar, completed=min(sequences, result.tally.sequences))
+        bar = progress.add_task("shrinking", total=len(result.findings))
+        for signature, (_, trace) in sorted(result.findings.items()):
+            found, trace = shrink(trace, signature, adapters)
+            result.findings[signature] = found, trace
+            result.paths[signature] = write_trace(found, trace, directory)
+            progress.advance(bar)
+    result.seconds = time.monotonic() - start
+    return result
+
+
+def _waves(
+    implementation: str, sequences: int, seed: int, jobs: int, known: dict[str, tuple[Found, Trace]]
+) -> Iterator[tuple[Tally, dict[str, tuple[Found, Trace]]]]:
+    """Tasks of a fixed number of sequences, a kind each; the same ones whatever the number of jobs.
+
+    What a wave found is known to the next, which then looks elsewhere.
+    """
+    tasks = -(-sequences // SEQUENCES_PER_TASK)
+    wave = len(KINDS) * max(1, tasks // (4 * len(KINDS)))
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for first in range(0, tasks, wave):
+            signatures = dict(known)
+            futures = [
+                pool.submit(_task, implementation, KINDS[i % len(KINDS)], seed * 100_003 + i, signatures)
+                for i in range(first, min(first + wave, tasks))
+            ]
+            for future in futures:
+                yield future.result()
+
+
+def _task(
+    implementation: str, kind: str, number: int, known: dict[str, tuple[Found, Trace]]
+) -> tuple[Tally, dict[str, tuple[Found, Trace]]]:
+    campaign = Campaign([make_adapter("reference"), make_adapter(implementation)], findings=dict(known))
+    explore(campaign, kind, SEQUENCES_PER_TASK, number)
+    return campaign.tally, campaign.findings
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Progress]:
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=not console.is_terminal) as progress:
+        yield progress
+
+
+def default_jobs() -> int:
+    """As many processes as there are cores, four at most."""
+    return min(4, os.cpu_count() or 1)
+
+
+# -- what a person reads --------------------------------------------------------------------------
+
+
+def print_result(result: Result, console: Console) -> None:
+    """Tables of what was reached, the findings, and one line that sums up."""
+    console.print(reached_table(result.tally))
+    console.print(situations_table(result.tally))
+    if result.unreached:
+        console.print(f"never reached: {', '.join(result.unreached)}", style="yellow", highlight=False)
+    for failure in result.golden_failures:
+        console.print(failure, style="red", markup=False, highlight=False)
+    _print_findings(result, console)
+    for fault in result.no_longer:
+        console.print(f"expected failure {fault}", style="red", markup=False, highlight=False)
+    console.print(summary(result), style="red" if result.failed else "green", highlight=False)
+
+
+def _print_findings(result: Result, console: Console) -> None:
+    full = REPORTS_IN_FULL if len(result.findings) > REPORTS_IN_FULL else len(result.findings)
+    adapters = [make_adapter("reference"), make_adapter(result.implementation)]
+    ordered = sorted(result.findings, key=lambda s: (s not in result.unexpected, s))
+    for number, signature in enumerate(ordered):
+        found, trace = result.findings[signature]
+        path = result.paths[signature]
+        known = expected_failures.match(signature, result.expectations)
+        if known is None and number < full and len(result.findings) <= REPORTS_IN_FULL:
+            text = report(found, trace, path, adapters)
+        else:
+            text = f"{signature}\n  {found.sentence()}\n  replay  {replay_line(path, result.implementation)}"
+        mark = f"expected ({known.name}: {known.reason})\n" if known else ""
+        console.print(f"{mark}{text}\n", markup=False, highlight=False, soft_wrap=True)
+
+
+def reached_table(tally: Tally) -> Table:
+    """Cache by operation: done, of them wrapped, refused."""
+    table = Table(title="reached: done / wrapped / refused", title_justify="left")
+    table.add_column("operation")
+    for kind in KINDS:
+        table.add_column(kind, justify="right")
+    for operation in BATCH:
+        cells = []
+        for kind in KINDS:
+            if operation not in applicable(kind):
+                cells.append("")
+                continue
+            key = (kind, operation)
+            wrapped = str(tally.wrapped[key]) if can_wrap(*key) else "-"
+            refused = str(tally.refused[key]) if can_refuse(*key) else "-"
+            cells.append(f"{tally.done[key]} / {wrapped} / {refused}")
+        table.add_row(operation, *cells)
+    return table
+
+
+def situations_table(tally: Tally) -> Table:
+    """Cache by situation."""
+    table = Table(title="situations", title_justify="left")
+    table.add_column("situation")
+    for kind in KINDS:
+        table.add_column(kind, justify="right")
+    for situation in dict.fromkeys(s for kind in KINDS for s in reachable(kind)):
+        cells = [
+            str(tally.situations[kind, situation]) if situation in reachable(kind) else "" for kind in KINDS
+        ]
+        table.add_row(situation, *cells)
+    return table
+
+
+def summary(result: Result) -> str:
+    """`passed: mlximpl 0.1.0, 70 goldens, 1200 sequences (16210 operations, 13.5 each), 0 divergences`."""
+    tally = result.tally
+    each = tally.operations / max(1, tally.sequences)
+    word = "failed" if result.failed else "passed"
+    text = (
+        f"{word}: {result.implementation} {result.version}, {result.goldens} goldens "
+        f"({len(result.golden_failures)} failed), {tally.sequences} sequences "
+        f"({tally.operations} operations, {each:.1f} each), seed {result.seed}, "
+        f"{len(result.findings)} divergences"
+    )
+    if result.expectations:
+        text += f", {len(result.unexpected)} unexpected, {len(result.no_longer)} no longer failing"
+    return f"{text}, {result.seconds:.0f} s"
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """The result as data."""
+
+    def counts(counter: Any) -> dict[str, int]:
+        return {"/".join(key): number for key, number in sorted(counter.items())}
+
+    tally = result.tally
+    return {
+        "implementation": result.implementation,
+        "version": result.version,
+        "seed": result.seed,
+        "passed": not result.failed,
+        "goldens": {"run": result.goldens, "failed": result.golden_failures},
+        "sequences": tally.sequences,
+        "operations": tally.operations,
+        "done": counts(tally.done),
+        "wrapped": counts(tally.wrapped),
+        "refused": counts(tally.refused),
+        "situations": counts(tally.situations),
+        "never_reached": result.unreached,
+        "divergences": [
+            to_json(found, trace, result.paths[signature])
+            | {"expected": getattr(expected_failures.match(signature, result.expectations), "name", None)}
+            for signature, (found, trace) in sorted(result.findings.items())
+        ],
+        "no_longer_failing": result.no_longer,
+        "seconds": round(result.seconds, 1),
+    }
+
+
+def main(arguments: Any) -> int:
+    """The verb; returns the exit code."""
+    console = Console(stderr=arguments.json, quiet=arguments.quiet)
+    result = run(
+        arguments.impl,
+        arguments.sequences,
+        arguments.seed,
+        arguments.jobs,
+        arguments.directory,
+        arguments.expected,
+        console,
+    )
+    if arguments.json:
+        json.dump(as_json(result), sys.stdout, indent=1)
+        print()
+    else:
+        print_result(result, console)
+    return 1 if result.failed else 0
+
+
+__all__: Sequence[str] = ["Result", "as_json", "default_jobs", "main", "print_result", "run"]
