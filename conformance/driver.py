@@ -85,6 +85,8 @@ class Driver:
     payload: Payload = field(default_factory=Tagged)
     ledger: Ledger = field(default_factory=Ledger)
     steps: list[Step] = field(default_factory=list)
+    expected: Expected | None = None
+    """What the ledger says of the last step; None when it was refused."""
 
     def __post_init__(self) -> None:
         for adapter in self.adapters:
@@ -122,7 +124,7 @@ class Driver:
         # The ledger goes on whatever the others did, so that a caller may drop them and go on too.
         refused = seen[0].refused is not None
         lawful = verdict.ruling != REFUSED
-        expected = self.ledger.apply(operation) if lawful and not refused else None
+        self.expected = expected = self.ledger.apply(operation) if lawful and not refused else None
         for who, observation in enumerate(seen):
             check(against_verdict(observation, verdict), who, "ledger")
         for who, observation in enumerate(seen):

@@ -63,7 +63,9 @@ def no_longer_failing(
             faults.append(f"{name}: no trace {name}-*.json under {deviations}")
         patterns = [e for e in expectations if e.name == name]
         for path in paths:
-            found = find(load(path), adapters, expected=lambda signature, p=patterns: bool(match(signature, p)))
+            found = find(
+                load(path), adapters, expected=lambda signature, p=patterns: bool(match(signature, p))
+            )
             if found is None:
                 faults.append(f"{name}: {path.name} no longer fails; take its lines off the list")
     return faults

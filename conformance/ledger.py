@@ -35,6 +35,8 @@ class Row:
     """Left pads announced and not yet fed."""
     remaining: int = 0
     """Of a pending prefill's columns to come: how many are no right pads."""
+    promised: int | None = None
+    """Right padding announced without a length, which the next update says."""
     right: int = 0
     """Right pads fed since `prepare`."""
     floor: int = 0
@@ -165,7 +167,8 @@ class Ledger:
         if window is not None and window < 1:
             return "no window"
         if holding.pending:
-            if holding.announced is None and max(row.remaining for row in holding.rows) > tokens:
+            promised = [(row.promised, row.due) for row in holding.rows if row.promised is not None]
+            if any(tokens - padding < due for padding, due in promised):
                 return "less than the padding"
             if holding.announced is not None and tokens > holding.announced:
                 return "more than announced"
@@ -270,11 +273,10 @@ class Ledger:
         holding, other = self.holdings[operation.cache], self.holdings[operation.other]
         joined = [_renamed(row, name) for row, name in zip(other.rows, operation.names, strict=True)]
         columns = _announced_by_both(holding, other)
-        if columns is not None:
-            for side, rows in ((holding, holding.rows), (other, joined)):
-                if not side.pending:
-                    for row in rows:
-                        row.remaining = columns
+        for side, another, rows in ((holding, other, holding.rows), (other, holding, joined)):
+            if not side.pending and another.pending:
+                for row in rows:
+                    row.remaining, row.promised = (columns, None) if columns is not None else (0, 0)
         holding.rows = holding.rows + joined
         holding.pending = holding.pending or other.pending
         holding.announced = columns
@@ -288,6 +290,7 @@ class Ledger:
         row = next(row for row in holding.rows if row.name == operation.row)
         alone = _renamed(row, operation.name)
         alone.due = alone.remaining = alone.right = 0
+        alone.promised = None
         kind = holding.kind.removeprefix("Batch")
         self.holdings[operation.into] = Holding(
             kind,
@@ -333,9 +336,10 @@ def _renamed(row: Row, name: str) -> Row:
 
 def _feed(holding: Holding, count: int) -> list[list[Token | None]]:
     """Feed `count` columns: per row, the token in each, None for a pad."""
+    for row in holding.rows:
+        if row.promised is not None:
+            row.remaining, row.promised = count - row.promised, None
     if holding.pending and holding.announced is None:
-        for row in holding.rows:  # `remaining` held the padding announced
-            row.remaining = count - row.remaining
         holding.announced = count
     fed: list[list[Token | None]] = [[] for _ in holding.rows]
     for row, tokens in zip(holding.rows, fed, strict=True):
@@ -423,7 +427,7 @@ def _prepare(holding: Holding, operation: ops.Prepare) -> None:
         if any(operation.right_padding or ()):
             holding.pending = True
             for row, pads in zip(holding.rows, operation.right_padding or (), strict=True):
-                row.remaining = pads
+                row.promised = pads
         return
     padding = operation.right_padding or (0,) * len(operation.lengths)
     columns = max((length + pads for length, pads in zip(operation.lengths, padding, strict=True)), default=0)
@@ -438,6 +442,7 @@ def _finalize(holding: Holding) -> None:
     holding.pending, holding.announced, holding.by_lengths = False, None, False
     for row in holding.rows:
         row.remaining = row.right = 0
+        row.promised = None
 
 
 def _announced_by_both(holding: Holding, other: Holding) -> int | None:
@@ -450,8 +455,7 @@ def _extend_reason(holding: Holding, other: Holding) -> str | None:
         return "another kind or max_size"
     if None not in (holding.variant, other.variant) and holding.variant != other.variant:
         return "other heads or dtype"
-    settled = {side.announced is not None for side in (holding, other) if side.pending}
-    return "padding announced in two ways" if len(settled) > 1 else None
+    return None
 
 
 def _merge_reason(sources: list[Holding]) -> str | None:

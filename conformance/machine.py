@@ -27,7 +27,7 @@ from conformance.adapters.base import Adapter
 from conformance.driver import Divergence, Driver, Found
 from conformance.ledger import Holding
 from conformance.payload import DTYPES, Config
-from conformance.tally import Tally
+from conformance.tally import Tally, is_early
 from conformance.trace import Trace
 
 CACHES_MAX = 6
@@ -82,9 +82,10 @@ class CacheMachine(RuleBasedStateMachine):
             return
         if self.campaign.known and self.driver.verdict_signatures(operation) & self.campaign.known:
             return  # known to part ways here; there is more to find elsewhere
+        early = is_early(self.driver.ledger, operation)
         try:
             refused = self.driver.step(operation)[0].refused is not None
-            self.campaign.tally.count(self.driver.ledger, operation, refused)
+            self.campaign.tally.count(self.driver.ledger, operation, refused, early)
         except Divergence as divergence:
             self._meet(divergence.found)
             if self.campaign.stop:
@@ -299,9 +300,7 @@ class CacheMachine(RuleBasedStateMachine):
     def prepare_right_padding_alone(self, number: int, padding: list[int]) -> None:
         name = self.pick_batch(number)
         if name:
-            rows = self.holdings[name].rows
-            if not any(row.due for row in rows):
-                self.run(ops.Prepare(name, right_padding=tuple(padding[: len(rows)])))
+            self.run(ops.Prepare(name, right_padding=tuple(padding[: len(self.holdings[name].rows)])))
 
     @precondition(lambda self: self.pick_batch(0) is not None)
     @rule(
@@ -317,9 +316,6 @@ class CacheMachine(RuleBasedStateMachine):
         if name is None:
             return
         count = len(self.holdings[name].rows)
-        padded = any(row.due for row in self.holdings[name].rows) or any(left or ())
-        if lengths is None and any(right or ()) and padded:
-            return  # what right padding alone means beside left padding is not specified
         given = [
             tuple(numbers[:count]) if numbers is not None else None for numbers in (left, lengths, right)
         ]
@@ -340,7 +336,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         holding = self.holdings[name]
         if holding.announced is None:
-            chunk = max([chunk, *(row.remaining for row in holding.rows)])
+            chunk = max([chunk, *((row.promised or 0) + row.due for row in holding.rows)])
         elif holding.announced:
             chunk = 1 + (chunk - 1) % holding.announced
         self.run(ops.Update(name, chunk, variant=holding.variant or "plain"))
@@ -378,6 +374,13 @@ class CacheMachine(RuleBasedStateMachine):
         rows = len(self.holdings[joined].rows)
         if len(self.holdings[name].rows) + rows <= ROWS_MAX:
             self.run(ops.Extend(name, joined, self.row_names(rows)))
+
+    @precondition(lambda self: self.pick_batch(0) is not None)
+    @rule(number=small, other=small)
+    def extend_by_another_kind(self, number: int, other: int) -> None:
+        name, solo = self.pick_batch(number), self.pick(other, lambda holding: not holding.batched)
+        if name and solo:
+            self.run(ops.Extend(name, solo, ("zz",) * len(self.holdings[solo].rows)))
 
     @precondition(lambda self: self.room() and self.pick_batch(0) is not None)
     @rule(number=small, row=small)

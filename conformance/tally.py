@@ -23,8 +23,8 @@ class Tally:
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     situations: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def count(self, ledger: Ledger, operation: ops.Operation, refused: bool) -> None:
-        """Count an operation that was carried out or refused."""
+    def count(self, ledger: Ledger, operation: ops.Operation, refused: bool, early: bool = False) -> None:
+        """Count an operation that was carried out or refused; `early` is what `is_early` said before it."""
         self.operations += 1
         if isinstance(operation, ops.New):
             key = (operation.kind, operation.op)
@@ -47,6 +47,7 @@ class Tally:
             self.wrapped[key] += 1
         for situation in _situations(holding, operation):
             self.situations[holding.kind, situation] += 1
+        self.situations[holding.kind, "early finalize"] += early
 
     def add(self, other: Tally) -> None:
         """Count what another process reached."""
@@ -66,7 +67,7 @@ class Tally:
                     missing.append(f"{kind} {operation}")
                 if can_wrap(kind, operation) and not self.wrapped[kind, operation]:
                     missing.append(f"{kind} {operation} wrapped")
-                if can_refuse(operation) and not self.refused[kind, operation]:
+                if can_refuse(kind, operation) and not self.refused[kind, operation]:
                     missing.append(f"{kind} {operation} refused")
             missing += [f"{kind}: {s}" for s in reachable(kind) if not self.situations[kind, s]]
         return missing
@@ -82,9 +83,19 @@ def can_wrap(kind: str, operation: str) -> bool:
     return "Rotating" in kind and operation != "new"
 
 
-def can_refuse(operation: str) -> bool:
+def can_refuse(kind: str, operation: str) -> bool:
     """Whether the operation has any refusal."""
-    return operation not in ("copy", "restore", "finalize", "new", "extend")
+    if operation == "new":
+        return kind != "KVCache"
+    return operation not in ("copy", "restore", "finalize")
+
+
+def is_early(ledger: Ledger, operation: ops.Operation) -> bool:
+    """Whether a finalize comes before all the announced columns. Asked before it is carried out."""
+    if not isinstance(operation, ops.Finalize):
+        return False
+    holding = ledger.holdings[operation.cache]
+    return holding.pending and holding.announced != 0
 
 
 SITUATIONS = ("first update", "one token", "several tokens", "window", "array asked for", "several rows")

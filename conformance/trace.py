@@ -37,6 +37,8 @@ class Trace:
     description: str = ""
     source: dict[str, str] = field(default_factory=lambda: {"name": "hand"})
     flags: tuple[str, ...] = ()
+    deviation: dict[str, str] = field(default_factory=dict)
+    """Where upstream breaks a law at the last step: what it `does`, what is `right`, and the finding's `signature`."""
 
     def to_dict(self) -> dict[str, Any]:
         """The trace as JSON data."""
@@ -48,14 +50,16 @@ class Trace:
             steps.append(data)
             if step.checks:
                 steps.append({"checks": step.checks})
-        return {
+        data = {
             "format": FORMAT,
             "description": self.description,
             "source": self.source,
             "flags": list(self.flags),
             "config": asdict(self.config),
-            "steps": steps,
         }
+        if self.deviation:
+            data["deviation"] = self.deviation
+        return {**data, "steps": steps}
 
 
 def save(trace: Trace, path: Path) -> None:
@@ -91,6 +95,9 @@ def parse(data: Any) -> Trace:
     for name, cls in (("steps", list), ("config", dict), ("source", dict), ("flags", list)):
         if not isinstance(data.get(name), cls):
             raise ValueError(f"{name} is missing or no {'list' if cls is list else 'object'}")
+    deviation = data.get("deviation", {})
+    if not isinstance(deviation, dict):
+        raise ValueError("deviation is no object")
     known = {f.name for f in fields(Config)}
     if unknown := sorted(data["config"].keys() - known):
         raise ValueError(f"config has no field {', '.join(unknown)}")
@@ -104,6 +111,7 @@ def parse(data: Any) -> Trace:
         description=str(data.get("description", "")),
         source={str(k): str(v) for k, v in data["source"].items()},
         flags=tuple(str(flag) for flag in data["flags"]),
+        deviation={str(k): str(v) for k, v in deviation.items()},
     )
 
 

@@ -42,6 +42,15 @@ class BatchCache(Cache):
     def _tails(self) -> Ints:
         return (0,) * self._rows() if self._pending is None else self._pending.tails
 
+    def empty(self) -> bool:
+        """Whether there is no row, or no column stored."""
+        return self._columns() == 0 or self._rows() == 0
+
+    def _check_announced(self, n: int) -> None:
+        """Refuse n columns that cannot follow what prepare() announced."""
+        if self._pending is not None:
+            self._pending.update(n, self._due())
+
     def _due(self) -> Ints:
         stored = self._columns()
         return tuple(max(0, p - stored) for p in self._pads)

@@ -76,9 +76,10 @@ class BatchKVCache(BatchCache):
             None, "causal", or booleans (B, 1, N, T), always booleans with `return_array`.
 
         Raises:
-            ValueError: N or window_size is below 1.
+            ValueError: N or window_size is below 1, or N is more than prepare() announced.
         """
         check_mask(N, window_size)
+        self._check_announced(N)
         return batch_mask(self._pads, N, self._stored + N, window_size, return_array)
 
     def size(self) -> int:

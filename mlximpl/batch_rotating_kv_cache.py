@@ -101,9 +101,10 @@ class BatchRotatingKVCache(BatchCache):
             where the fetch is.
 
         Raises:
-            ValueError: N or window_size is below 1.
+            ValueError: N or window_size is below 1, or N is more than prepare() announced.
         """
         check_mask(N, window_size)
+        self._check_announced(N)
         write = ring_write(self._ring, N, self._pending is not None)
         pads = [max(0, p + t - write.evicted) for p, t in zip(self._pads, self._tails(), strict=True)]
         window = self.max_size if window_size is None else min(self.max_size, window_size)

@@ -44,13 +44,11 @@ class Pending(NamedTuple):
             for w, length, pads in zip(self.waiting, lengths, due, strict=True):
                 if w >= 0 and length < pads:
                     raise ValueError(
-                        f"update of {n} columns, but prepare() announced right_padding {w} "
+                        f"{n} columns, but prepare() announced right_padding {w} without lengths "
                         f"for a row with {pads} left pads due"
                     )
-        elif n > self.columns:
-            raise ValueError(
-                f"update of {n} columns, but {self.columns} of those that prepare() announced are left"
-            )
+        if 0 <= self.columns < n:
+            raise ValueError(f"{n} columns, but {self.columns} of those that prepare() announced are left")
         after = Pending(
             max(0, self.columns - n),
             tuple(max(0, length - n) for length in lengths),
@@ -70,7 +68,7 @@ class Pending(NamedTuple):
 
     def tokens_only(self, rows: int) -> "Pending":
         """The same announcement for rows that take all its columns as tokens."""
-        open_end = any(w >= 0 for w in self.waiting)
+        open_end = self.columns < 0
         return Pending(
             self.columns,
             (0 if open_end else self.columns,) * rows,
@@ -125,7 +123,8 @@ def announce(
     if lengths_given is None:
         return left, Pending(-1, nothing, nothing, right) if right and any(right) else None
     if right is None:
-        return left, None
+        width = max(lengths_given, default=0)
+        right = tuple(width - length for length in lengths_given)
     totals = [length + r for length, r in zip(lengths_given, right, strict=True)]
     if len(set(totals)) > 1:
         raise ValueError(

@@ -72,27 +72,25 @@ def _same_heads(cache: Cache, other: Cache, mine: Array | None, theirs: Array | 
 
 
 def _join_pending(cache: Cache, other: Cache) -> Pending | None:
-    """A side with nothing pending takes all the columns that the other announced as tokens."""
-    if cache.pending is None and other.pending is None:
+    """Each row keeps what was announced for it; the longer announcement holds for the batch.
+
+    A side with nothing pending takes all the columns that the other announced as tokens.
+    """
+    announced = [side.pending for side in (cache, other) if side.pending is not None]
+    if not announced:
         return None
-    a, b = cache.pending, other.pending
-    if (a is None or a.columns is None) and (b is None or b.columns is None):
-        # Right padding alone was announced: it is kept until the next update settles it.
-        return Pending(None, _lengths(cache, 0) + _lengths(other, 0), _right(cache) + _right(other))
-    if (a and a.columns is None) or (b and b.columns is None):
-        raise ValueError("extend: one side announced right_padding without lengths, the other lengths")
-    columns = max(p.columns for p in (a, b) if p is not None and p.columns is not None)
-    return Pending(
-        columns, _lengths(cache, columns) + _lengths(other, columns), _right(cache) + _right(other)
-    )
+    known = [pending.columns for pending in announced if pending.columns is not None]
+    columns = max(known, default=None)
+    a = cache.pending or _tokens_only(cache.rows, columns)
+    b = other.pending or _tokens_only(other.rows, columns)
+    return Pending(columns, a.lengths + b.lengths, a.promised + b.promised, a.right + b.right)
 
 
-def _lengths(cache: Cache, default: int) -> tuple[int, ...]:
-    return cache.pending.lengths if cache.pending else (default,) * cache.rows
-
-
-def _right(cache: Cache) -> tuple[int, ...]:
-    return cache.pending.right if cache.pending else (0,) * cache.rows
+def _tokens_only(rows: int, columns: int | None) -> Pending:
+    none = (0,) * rows
+    if columns is None:
+        return Pending(None, none, none, none)
+    return Pending(columns, (columns,) * rows, (None,) * rows, none)
 
 
 def _check(cache: Cache, other: Cache) -> None:

@@ -30,6 +30,7 @@ def filter_rows(cache: Cache, rows: Sequence[int]) -> Cache:
         pending = Pending(
             pending.columns,
             tuple(pending.lengths[b] for b in chosen),
+            tuple(pending.promised[b] for b in chosen),
             tuple(pending.right[b] for b in chosen),
         )
     kept = replace(

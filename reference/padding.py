@@ -45,19 +45,22 @@ def announced(cache: Cache, count: int) -> Cache:
     pending = cache.pending
     if pending is None:
         return cache
-    if pending.columns is None:
-        padding = pending.lengths
-        if max(padding) > count:
-            raise ValueError(
-                f"right_padding {list(padding)} without lengths means one update, but it has {count} columns"
-            )
-        pending = Pending(count, tuple(count - pads for pads in padding), pending.right)
-    assert pending.columns is not None
-    if count > pending.columns:
+    if pending.columns is not None and count > pending.columns:
         raise ValueError(
-            f"an update of {count} columns, but prepare announced only {pending.columns} more: finalize first"
+            f"{count} columns, but prepare announced only {pending.columns} more: finalize first"
         )
-    return replace(cache, pending=pending)
+    lengths = list(pending.lengths)
+    for b, padding in enumerate(pending.promised):
+        if padding is None:
+            continue
+        lengths[b] = count - padding
+        if lengths[b] < cache.due[b]:
+            raise ValueError(
+                f"{count} columns, but row {b} was announced right_padding {padding} without a length, "
+                f"and {cache.due[b]} left pads are due"
+            )
+    columns = count if pending.columns is None else pending.columns
+    return replace(cache, pending=Pending(columns, tuple(lengths), (None,) * cache.rows, pending.right))
 
 
 def prepare(
@@ -73,7 +76,7 @@ def prepare(
 
     >>> from reference.state import batch
     >>> prepare(batch([0, 0]), lengths=[4, 2]).pending
-    Pending(columns=4, lengths=(4, 2), right=(0, 0))
+    Pending(columns=4, lengths=(4, 2), promised=(None, None), right=(0, 0))
     """
     if cache.pending is not None:
         raise ValueError("prepare, but an earlier prepare is still pending: finalize first")
@@ -101,7 +104,7 @@ def _announce(
     if lengths is None:
         if right_padding is None or not any(right_padding):
             return None
-        return Pending(None, tuple(right_padding), none)
+        return Pending(None, none, tuple(right_padding), none)
     columns = max(lengths, default=0)
     if right_padding is not None:
         totals = {length + pads for length, pads in zip(lengths, right_padding, strict=True)}
@@ -114,7 +117,7 @@ def _announce(
         raise ValueError(f"lengths {list(lengths)} are shorter than the left padding due {list(due)}")
     if all(length == columns for length in lengths):
         return None
-    return Pending(columns, tuple(lengths), none)
+    return Pending(columns, tuple(lengths), (None,) * len(due), none)
 
 
 def finalize(cache: Cache) -> Cache:

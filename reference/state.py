@@ -32,7 +32,9 @@ class Pending:
     columns: int | None
     """Announced columns still to come; None until the next update, when only right padding was announced."""
     lengths: tuple[int, ...]
-    """Per row, how many of the columns to come are no right pads (with `columns=None`: the right padding)."""
+    """Per row, how many of the columns to come are no right pads."""
+    promised: tuple[int | None, ...]
+    """Per row, right padding announced without a length: the next update is all the row's columns. Else None."""
     right: tuple[int, ...]
     """Per row, the right pads that lie at its end now."""
 

@@ -90,7 +90,7 @@ def _pending_after(cache: Cache, count: int) -> Pending | None:
     else:
         right = came  # the earlier ones have been moved to the front
     left = tuple(max(0, length - count) for length in pending.lengths)
-    return Pending(pending.columns - count, left, right)
+    return Pending(pending.columns - count, left, pending.promised, right)
 
 
 def _check(cache: Cache, keys: Array, values: Array) -> None:

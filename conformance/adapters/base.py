@@ -42,9 +42,10 @@ class Observation:
     """None where the implementation has no rows yet."""
     offsets: tuple[int, ...] = ()
     """Per row; a solo cache has one for all its rows."""
-    size: int = 0
-    empty: bool = True
-    trimmable: bool = True
+    size: int | None = 0
+    empty: bool | None = True
+    trimmable: bool | None = True
+    """None for these three where they were not observed, as in a golden: then they are not compared."""
     result: int | None = None
     """What `trim` returned."""
     mask: str | Storage | None = None

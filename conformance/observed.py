@@ -1,0 +1,90 @@
+"""An observation as the `checks` of a step: plain data that a person reads and a port compares.
+
+The positions that a query sees are read off the fetch and the mask by decoding the payload; the ledger only says which
+rows there are, which queries are pads, and which tokens are a row's own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import numpy as np
+
+from conformance import operations as ops
+from conformance.adapters.base import Observation
+from conformance.compare import written_out
+from conformance.driver import Driver
+from conformance.ledger import Expected, Holding
+from conformance.payload import PAD, Ints
+
+Seen = list[list[int | str] | None]
+"""Per query, what it sees: positions of its row, or words for what is no token of the row. None for a pad's query."""
+
+
+def checks_of(driver: Driver, operation: ops.Operation, seen: Observation) -> dict[str, Any]:
+    """What was seen at the driver's last step, by the names that `goldens/README.md` lists."""
+    checks: dict[str, Any] = {"step": len(driver.steps)}
+    if seen.crashed is not None:
+        return {**checks, "crash": seen.crashed.split(":")[0]}
+    if seen.refused is not None:
+        return {**checks, "refused": True}
+    expected = driver.expected
+    holding = driver.ledger.holdings.get(getattr(operation, "into", operation.cache))
+    names = [row.name for row in holding.rows] if holding else []
+    checks["rows"] = names if seen.rows in (None, len(names)) else seen.rows
+    checks |= {"offsets": list(seen.offsets), "size": seen.size}
+    if seen.result is not None:
+        checks["result"] = seen.result
+    if seen.mask is not None:
+        checks["mask"] = seen.mask if isinstance(seen.mask, str) else "array"
+    if seen.keys is not None:
+        checks["width"] = int(seen.keys.shape[2])
+        if expected is not None and holding is not None:
+            checks["visible"] = visible(driver, expected, holding, seen)
+    return checks
+
+
+def visible(driver: Driver, expected: Expected, holding: Holding, seen: Observation) -> dict[str, Seen] | str:
+    """Per row and query, what the fetch shows where the mask lets it through."""
+    assert seen.keys is not None and seen.mask is not None
+    try:
+        mask = written_out(seen.mask, len(expected.names), expected.count, seen.keys.shape[2])
+    except ValueError as error:
+        return str(error)
+    config = driver.config.variant(holding.variant or "plain")
+    tags, positions = driver.payload.decode(seen.keys, "key", config)
+    found: dict[str, Seen] = {}
+    for b, row in enumerate(holding.rows):
+        own: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for position, token in enumerate(row.history):
+            own[driver.token("key", token)].append(position)
+        found[row.name] = [
+            None if query is None else _query(driver, own, tags[b, mask[b, i]], positions[b, mask[b, i]])
+            for i, query in enumerate(expected.queries[b])
+        ]
+    return found
+
+
+def _query(
+    driver: Driver, own: dict[tuple[int, int], list[int]], tags: Ints, positions: Ints
+) -> list[int | str]:
+    names = {tag: name for name, tag in driver.ledger.tags.items()}
+    tokens = Counter(zip(tags.tolist(), positions.tolist(), strict=True))
+    mine: list[int] = []
+    foreign: list[str] = []
+    for token, times in sorted(tokens.items()):
+        tag, position = token
+        if token in own:
+            # Two tokens of a row may have the same bits; which is which cannot be seen and does not matter.
+            mine += [own[token][min(i, len(own[token]) - 1)] for i in range(times)]
+        else:
+            what = "pad" if position == PAD else "unwritten" if position < 0 else f"{names[tag]}:{position}"
+            foreign += [what] * times
+    return [*sorted(mine), *foreign]
+
+
+def row_axis(mask: Any, batched: bool) -> Any:
+    """The specification's mask (B, N, T) as a cache returns it: (B, 1, N, T) of a batch, (N, T) of a solo cache."""
+    full = np.asarray(mask)
+    return full[:, None] if batched else full[0]
