@@ -109,7 +109,7 @@ def announce(
     left = lengths_given = right = None
     if left_padding is not None:
         left = row_numbers("left_padding", left_padding, rows)
-        if any(left) and stored:
+        if stored and rows:
             raise ValueError(f"left_padding {list(left)} on a batch that holds {stored} columns already")
         due = tuple(d + p for d, p in zip(due, left, strict=True))
     if lengths is not None:

@@ -91,7 +91,7 @@ def prepare(
             raise ValueError(f"{name} {list(numbers)} has a negative number")
     due = cache.due
     if left_padding is not None:
-        if cache.slots:
+        if cache.slots and cache.rows:
             raise ValueError(f"left_padding {list(left_padding)}, but the cache holds {cache.slots} columns")
         due = tuple(before + more for before, more in zip(due, left_padding, strict=True))
     return replace(cache, due=due, pending=_announce(due, lengths, right_padding))
