@@ -241,8 +241,12 @@ class CacheMachine(RuleBasedStateMachine):
     def update_some(self, number: int, tokens: int) -> None:
         self._update(number, tokens, None, False)
 
+    def pick_to_feed(self, number: int) -> str | None:
+        """A batch three times out of four where batches are under test, else any cache."""
+        return (self.pick_batch(number) if number % 4 else None) or self.pick(number)
+
     def _update(self, number: int, tokens: int, window: int | None, return_array: bool) -> None:
-        name = self.pick(number)
+        name = self.pick_to_feed(number)
         if name is None:
             return
         holding = self.holdings[name]
@@ -343,6 +347,49 @@ class CacheMachine(RuleBasedStateMachine):
         if finish:
             self.run(ops.Finalize(name))
 
+    @precondition(lambda self: self.pick_batch(0) is not None)
+    @rule(
+        number=small,
+        lengths=st.lists(st.integers(0, 9), min_size=6, max_size=6),
+        chunk=st.integers(1, 6),
+        decoded=st.integers(0, 4),
+        cancelled=st.one_of(st.none(), small),
+    )
+    def prefill_and_decode(
+        self, number: int, lengths: list[int], chunk: int, decoded: int, cancelled: int | None
+    ) -> None:
+        """What a server does: a ragged prefill in chunks, during which a row may leave, then single tokens."""
+        name = self.pick_batch(number)
+        if name is None or self.holdings[name].pending or not self.holdings[name].rows:
+            return
+        holding = self.holdings[name]
+        own = tuple(length + row.due for length, row in zip(lengths, holding.rows, strict=False))
+        width = max(own)
+        self.run(ops.Prepare(name, lengths=own, right_padding=tuple(width - length for length in own)))
+        variant = holding.variant or "plain"
+        for start in range(0, width, chunk):
+            self.run(ops.Update(name, min(chunk, width - start), variant=variant))
+            rows = [row.name for row in holding.rows]
+            if start == 0 and cancelled is not None and len(rows) > 1:
+                del rows[cancelled % len(rows)]
+                self.run(ops.Filter(name, tuple(rows), tuple(rows)))
+        self.run(ops.Finalize(name))
+        for _ in range(decoded):
+            self.run(ops.Update(name, 1, variant=variant))
+
+    @precondition(lambda self: self.room() and self.kind.startswith("Batch"))
+    @rule(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=3), one_by_one=flag)
+    def admit(self, lengths: list[int], one_by_one: bool) -> None:
+        """What a server does: requests prefilled alone, then merged."""
+        solos = []
+        for length in lengths:
+            made = self._new_solo(1)
+            self.run(made)
+            solos.append(made.cache)
+            for tokens in [1] * length if one_by_one else [length] * (length > 0):
+                self.run(ops.Update(made.cache, tokens))
+        self.run(ops.Merge(self.cache_name(), tuple(solos), self.row_names(len(solos))))
+
     # -- rows ---------------------------------------------------------------------------------
 
     @precondition(lambda self: self.pick_batch(0) is not None)
@@ -357,13 +404,6 @@ class CacheMachine(RuleBasedStateMachine):
         # A row kept once keeps its name; a fork's second copy gets a fresh one.
         names = tuple(next(fresh) if row in chosen[:i] else row for i, row in enumerate(chosen))
         self.run(ops.Filter(name, chosen, names))
-
-    @precondition(lambda self: self.pick_batch(0) is not None)
-    @rule(number=small)
-    def filter_a_row_that_is_not_there(self, number: int) -> None:
-        name = self.pick_batch(number)
-        if name:
-            self.run(ops.Filter(name, ("zz",), ("zz",)))
 
     @precondition(lambda self: self.pick_batch(0) is not None)
     @rule(number=small, other=small)
@@ -392,11 +432,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.run(ops.Extract(name, held[row % len(held)], self.cache_name(), self.row_names(1)[0]))
 
     @precondition(lambda self: self.room() and self.pick_batch(0) is not None)
-    @rule(number=small)
-    def extract_a_row_that_is_not_there(self, number: int) -> None:
+    @rule(number=small, extract=flag)
+    def ask_for_a_row_that_is_not_there(self, number: int, extract: bool) -> None:
         name = self.pick_batch(number)
-        if name:
+        if name and extract:
             self.run(ops.Extract(name, "zz", self.cache_name(), "zz"))
+        elif name:
+            self.run(ops.Filter(name, ("zz",), ("zz",)))
 
 
 def explore(campaign: Campaign, kind: str, sequences: int, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,8 @@ def _slots(found: Found, trace: Trace, adapters: Sequence[Adapter]) -> list[tupl
     for step in trace.steps[: found.step - 1]:
         driver.step(step.operation)
     before = [adapter.slots(cache) for adapter in adapters]
-    try:
+    with suppress(Divergence):
         driver.step(found.operation)
-    except Divergence:
-        pass
     after = [adapter.slots(cache) for adapter in adapters]
     return [(adapter.name, *pair) for adapter, *pair in zip(adapters, before, after, strict=True)]  # type: ignore[misc]
 

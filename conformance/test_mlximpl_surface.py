@@ -462,7 +462,7 @@ def test_preparations_that_are_refused(make: Make) -> None:
     cache.prepare(lengths=[3, 1], right_padding=[0, 2])
     bad("padding is pending", lengths=[3, 1], right_padding=[0, 2])
     refused(cache, lambda: cache.trim(1), ValueError, "padding is pending")
-    refused(cache, lambda: update(cache, 4), ValueError, "update of 4 columns, but 3 of those")
+    refused(cache, lambda: update(cache, 4), ValueError, "4 columns, but 3 of those")
     assert (cache.trim(0), cache.trim_limit(), cache.is_trimmable()) == (0, 0, False)
 
 
@@ -633,7 +633,9 @@ def test_a_row_leaves_during_a_ragged_prefill_d6(make: Make) -> None:
 def test_right_padding_alone_waits_for_the_next_update(make: Make) -> None:
     cache = make()
     cache.prepare(right_padding=[0, 2])
-    refused(cache, lambda: update(cache, 2), ValueError, "right_padding 2 for a row with 1 left")
+    refused(
+        cache, lambda: update(cache, 2), ValueError, "right_padding 2 without lengths for a row with 1 left"
+    )
     loaded = type(cache).from_state(cache.state)
     for each in (cache, loaded):
         each.update_and_fetch(mx.ones((2, 2, 5, 3)), mx.ones((2, 2, 5, 2)))
@@ -657,12 +659,28 @@ def test_a_pending_batch_extended(make: Make) -> None:
 def test_preparing_nothing(make: Make) -> None:
     cache = make()
     cache.prepare(lengths=[3, 3], right_padding=[0, 0])
-    cache.prepare(lengths=[3, 1])
+    cache.prepare(lengths=[3, 3])
     cache.prepare(left_padding=[1, 0])
     assert ints(cache.left_padding) == [1, 1]
     feed(cache, 3)
-    cache.trim(cache.trim_limit())
-    cache.prepare(left_padding=[0, 0])
+    refused(cache, lambda: cache.prepare(left_padding=[0, 0]), ValueError, "holds 3 columns already")
+
+
+@pytest.mark.parametrize("make", BATCH)
+def test_lengths_alone_announce_a_ragged_prefill(make: Make) -> None:
+    cache = make()
+    cache.prepare(lengths=[4, 2])
+    refused(cache, lambda: cache.make_mask(5), ValueError, "5 columns, but 4 of those")
+    feed(cache, 4)
+    cache.finalize()
+    assert ints(cache.offset) == [4, 1]
+
+
+def test_a_batch_that_lost_all_rows_is_empty() -> None:
+    cache = feed(BatchKVCache([0, 1]), 2)
+    cache.filter([])
+    cache.update_and_fetch(mx.ones((0, 2, 1, 3)), mx.ones((0, 2, 1, 2)))
+    assert cache.empty()
 
 
 # --- trimming ------------------------------------------------------------------------------------

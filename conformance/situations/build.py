@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from conformance import operations as ops
 from conformance.payload import Config
 
-Part = Any
-"""An operation, or a tuple of parts."""
+Part: TypeAlias = "ops.Operation | Sequence[Part]"
+"""An operation, or several."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""`python -m conformance [run|replay|record|lint]`.
+
+Exit codes: 0 all agree; 1 a divergence, a golden or a check that fails; 2 the call, a file or an implementation is unusable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance.adapters.base import AdapterError
+from conformance.adapters.registry import IMPLEMENTATIONS
+from conformance.trace import TraceError
+
+ROOT = Path(__file__).resolve().parent.parent
+VERBS = ("run", "replay", "record", "lint")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    whole = argparse.ArgumentParser(prog="python -m conformance", description=__doc__.splitlines()[0])
+    verbs = whole.add_subparsers(dest="verb", required=True)
+
+    run = verbs.add_parser("run", help="goldens, then random sequences (the default verb)")
+    _implementation(run)
+    run.add_argument("--sequences", type=_count, default=2400, help="random sequences (default: %(default)s)")
+    run.add_argument("--seed", type=int, default=0, help="the same seed gives the same run (default: 0)")
+    run.add_argument("--jobs", type=_count, default=None, help="processes (default: one a core, 4 at most)")
+    run.add_argument("--expected", type=Path, default=None, help="a strict list of expected failures")
+    run.add_argument("--directory", type=Path, default=Path(".divergences"), help="where traces are saved")
+    run.add_argument("--json", action="store_true", help="print one JSON object, progress on stderr")
+    run.add_argument("--quiet", action="store_true", help="no progress")
+
+    replay = verbs.add_parser("replay", help="run one trace file step by step")
+    _implementation(replay)
+    replay.add_argument("trace", type=Path)
+    replay.add_argument("--json", action="store_true")
+
+    record = verbs.add_parser("record", help="record the goldens from the mlx-lm that is installed")
+    record.add_argument("only", nargs="*", help="parts of names; all without")
+    record.add_argument("--directory", type=Path, default=ROOT / "goldens")
+
+    lint = verbs.add_parser("lint", help="check the files under goldens/ against their format")
+    lint.add_argument("--directory", type=Path, default=ROOT / "goldens")
+    return whole
+
+
+def _implementation(verb: argparse.ArgumentParser) -> None:
+    names = ", ".join(["reference", *IMPLEMENTATIONS])
+    verb.add_argument("--impl", default="mlximpl", help=f"what is tested: {names} (default: mlximpl)")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no positive number")
+    return number
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a verb and return the exit code."""
+    words = list(argv)
+    if not words or (words[0] not in VERBS and words[0] not in ("-h", "--help")):
+        words.insert(0, "run")
+    arguments = parser().parse_args(words)
+    try:
+        if arguments.verb == "run":
+            from conformance import run
+
+            arguments.jobs = arguments.jobs or run.default_jobs()
+            return run.main(arguments)
+        if arguments.verb == "replay":
+            from conformance import replay
+
+            return replay.main(arguments)
+        if arguments.verb == "record":
+            from conformance import record
+
+            return record.main(arguments.directory, arguments.only)
+        from conformance import lint
+
+        return lint.main(arguments.directory)
+    except (AdapterError, TraceError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""`trim`: dropping the newest tokens."""
+
+from __future__ import annotations
+
+from conformance.situations.build import Situation, batch, batch_ring, feed, ones, ring, situation, solo, trim
+
+SITUATIONS: tuple[Situation, ...] = (
+    situation(
+        "trim/growing",
+        "trimming and feeding again is the identity",
+        "Rollback OneToken SeveralTokens",
+        solo(),
+        feed(5),
+        trim(2),
+        feed(2, 1),
+    ),
+    situation(
+        "trim/growing_everything",
+        "a growing cache may be trimmed to nothing and fed again",
+        "Rollback Empty",
+        solo(),
+        feed(3),
+        trim(3),
+        feed(2),
+    ),
+    situation(
+        "trim/growing_nothing",
+        "trimming no tokens changes nothing",
+        "Rollback",
+        solo(),
+        feed(3),
+        trim(0),
+        feed(1),
+    ),
+    situation(
+        "trim/growing_never_fed",
+        "trimming no tokens of an empty cache returns 0",
+        "Rollback Empty",
+        solo(),
+        trim(0),
+        feed(2),
+    ),
+    situation(
+        "trim/batch",
+        "every row of a batch loses its newest tokens",
+        "Rollback LeftPadding",
+        batch(0, 2),
+        feed(5),
+        trim(2),
+        feed(1, 2),
+    ),
+    situation(
+        "trim/batch_shortest_row",
+        "a batch may be trimmed by all that its shortest row has",
+        "Rollback LeftPadding Empty",
+        batch(0, 2),
+        feed(4),
+        trim(2),
+        feed(1),
+    ),
+    situation(
+        "trim/ring_short",
+        "a ring that is not full is trimmed like a growing cache",
+        "Rollback Short",
+        ring(6),
+        feed(3, 1, 1),
+        trim(2),
+        feed(1, 2),
+    ),
+    situation(
+        "trim/ring_full",
+        "a ring that is exactly full gives tokens back and fills again",
+        "Rollback Full",
+        ring(4),
+        ones(4),
+        trim(2),
+        ones(3),
+    ),
+    situation(
+        "trim/ring_sinks",
+        "a ring with sinks that is not full gives tokens back",
+        "Rollback Sinks Short",
+        ring(6, keep=2),
+        feed(3),
+        ones(2),
+        trim(2),
+        feed(1),
+    ),
+    situation(
+        "trim/batch_ring_short",
+        "rows of a ring that is not full lose their newest tokens",
+        "Rollback Short LeftPadding",
+        batch_ring(6, 0, 1),
+        feed(3, 1, 1),
+        trim(2),
+        feed(1, 2),
+    ),
+)
