@@ -1,6 +1,7 @@
 """`python -m conformance [run|replay|record|lint]`.
 
-Exit codes: 0 all agree; 1 a divergence, a golden or a check that fails; 2 the call, a file or an implementation is unusable.
+Exit codes: 0 all agree; 1 a divergence, a golden or a check that fails; 2 the call, a file or an implementation is
+unusable.
 """
 
 from __future__ import annotations

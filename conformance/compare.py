@@ -3,8 +3,8 @@
 The stages, in order: refused or done; unchanged after a refusal; rows; offsets; size, empty, trimmable and what was
 returned; snapshots; shapes; dtypes; the mask's width; visible tokens; columns; values; attention.
 
-What is free, and compared nowhere: the words of a refusal; the mask of a pad's query; keys and values in columns that no
-token's query sees; the offset of a row that ends in right pads (against the ledger only); a solo cache's row count
+What is free, and compared nowhere: the words of a refusal; the mask of a pad's query; keys and values in columns that
+no token's query sees; the offset of a row that ends in right pads (against the ledger only); a solo cache's row count
 before its first update.
 """
 

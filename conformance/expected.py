@@ -4,8 +4,8 @@ A line reads
 
     NAME  PATTERN  # reason
 
-The pattern (as of a shell) is matched with a finding's signature, `kind/operation/observable/situation`. The name is that
-of a deviation: `goldens/deviations/NAME-*.json` must still diverge, or the line has to go.
+The pattern (as of a shell) is matched with a finding's signature, `kind/operation/observable/situation`. The name is
+that of a deviation: `goldens/deviations/NAME-*.json` must still diverge, or the line has to go.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def match(signature: str, expectations: Sequence[Expectation]) -> Expectation | 
     return next((e for e in expectations if fnmatchcase(signature, e.pattern)), None)
 
 
-def no_longer_failing(
-    expectations: Sequence[Expectation], deviations: Path, adapters: Sequence[Adapter]
-) -> list[str]:
+def no_longer_failing(expectations: Sequence[Expectation], deviations: Path, adapters: Sequence[Adapter]) -> list[str]:
     """What is wrong with the list: names whose recorded deviation no longer shows, or that have none."""
     faults = []
     for name in dict.fromkeys(e.name for e in expectations):
@@ -63,9 +61,7 @@ def no_longer_failing(
             faults.append(f"{name}: no trace {name}-*.json under {deviations}")
         patterns = [e for e in expectations if e.name == name]
         for path in paths:
-            found = find(
-                load(path), adapters, expected=lambda signature, p=patterns: bool(match(signature, p))
-            )
+            found = find(load(path), adapters, expected=lambda signature, p=patterns: bool(match(signature, p)))
             if found is None:
                 faults.append(f"{name}: {path.name} no longer fails; take its lines off the list")
     return faults

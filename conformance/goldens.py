@@ -184,9 +184,7 @@ def check_golden(
         except TraceError as error:
             raise TraceError(f"{golden.path}: {error}") from error
         except (KeyError, StopIteration) as error:
-            raise TraceError(
-                f"{golden.path}: step {number} names a cache or row that is not there"
-            ) from error
+            raise TraceError(f"{golden.path}: step {number} names a cache or row that is not there") from error
         shown = checks_of(driver, step.operation, seen[-1])
         declared = {name: value for name, value in step.checks.items() if name not in EXTRAS}
         if fault := _disagreement(declared, shown):

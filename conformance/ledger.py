@@ -1,7 +1,7 @@
 """The oracle that knows histories and no slots.
 
-For every row it keeps which tokens were fed, and says from the visibility law alone what each query may see. It knows neither slots nor heads nor wrapping, so it
-cannot share a mistake with code that does.
+For every row it keeps which tokens were fed, and says from the visibility law alone what each query may see. It knows
+neither slots nor heads nor wrapping, so it cannot share a mistake with code that does.
 """
 
 from __future__ import annotations
@@ -233,9 +233,7 @@ class Ledger:
     def _new(self, operation: ops.New) -> None:
         padding = operation.left_padding or (0,) * len(operation.rows)
         rows = [Row(name, due=due) for name, due in zip(operation.rows, padding, strict=True)]
-        self.holdings[operation.cache] = Holding(
-            operation.kind, rows, max_size=operation.max_size, keep=operation.keep
-        )
+        self.holdings[operation.cache] = Holding(operation.kind, rows, max_size=operation.max_size, keep=operation.keep)
 
     def preview(self, operation: ops.Update) -> list[list[Token | None]]:
         """Per row, the tokens that a lawful update feeds; None for a pad."""
@@ -263,9 +261,7 @@ class Ledger:
     def _filter(self, operation: ops.Filter) -> None:
         holding = self.holdings[operation.cache]
         by_name = {row.name: row for row in holding.rows}
-        holding.rows = [
-            _renamed(by_name[row], name) for row, name in zip(operation.rows, operation.names, strict=True)
-        ]
+        holding.rows = [_renamed(by_name[row], name) for row, name in zip(operation.rows, operation.names, strict=True)]
         if not holding.rows:
             holding.pending, holding.announced, holding.columns = False, None, 0
 

@@ -174,9 +174,7 @@ class CacheMachine(RuleBasedStateMachine):
         return ops.New(self.cache_name(), kind, self.row_names(rows), max_size=self.max_size, keep=keep)
 
     def _new_batch(self, padding: Sequence[int]) -> ops.New:
-        return ops.New(
-            self.cache_name(), self.kind, self.row_names(len(padding)), tuple(padding), self.max_size
-        )
+        return ops.New(self.cache_name(), self.kind, self.row_names(len(padding)), tuple(padding), self.max_size)
 
     @precondition(room)
     @rule(rows=st.sampled_from([1, 1, 1, 2]), keep=st.sampled_from([0, 0, 0, 1, 2]))
@@ -320,9 +318,7 @@ class CacheMachine(RuleBasedStateMachine):
         if name is None:
             return
         count = len(self.holdings[name].rows)
-        given = [
-            tuple(numbers[:count]) if numbers is not None else None for numbers in (left, lengths, right)
-        ]
+        given = [tuple(numbers[:count]) if numbers is not None else None for numbers in (left, lengths, right)]
         self.run(ops.Prepare(name, *given))
 
     @precondition(lambda self: self.pick_batch(0) is not None)

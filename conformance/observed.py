@@ -66,9 +66,7 @@ def visible(driver: Driver, expected: Expected, holding: Holding, seen: Observat
     return found
 
 
-def _query(
-    driver: Driver, own: dict[tuple[int, int], list[int]], tags: Ints, positions: Ints
-) -> list[int | str]:
+def _query(driver: Driver, own: dict[tuple[int, int], list[int]], tags: Ints, positions: Ints) -> list[int | str]:
     names = {tag: name for name, tag in driver.ledger.tags.items()}
     tokens = Counter(zip(tags.tolist(), positions.tolist(), strict=True))
     mine: list[int] = []

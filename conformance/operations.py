@@ -1,7 +1,7 @@
 """The operations of a trace: plain data, to and from JSON.
 
-Caches and rows are named by strings. A row's name tags its tokens, so every operation that makes rows (`new`, `merge`, a
-fork in `filter`, `extract` ...) gives them fresh names: two rows that go on apart never write the same token.
+Caches and rows are named by strings. A row's name tags its tokens, so every operation that makes rows (`new`, `merge`,
+a fork in `filter`, `extract` ...) gives them fresh names: two rows that go on apart never write the same token.
 """
 
 from __future__ import annotations
@@ -132,8 +132,7 @@ class Restore(Operation):
 
 
 OPERATIONS: dict[str, type[Operation]] = {
-    cls.op: cls
-    for cls in (New, Update, Mask, Prepare, Finalize, Filter, Extend, Extract, Merge, Trim, Copy, Restore)
+    cls.op: cls for cls in (New, Update, Mask, Prepare, Finalize, Filter, Extend, Extract, Merge, Trim, Copy, Restore)
 }
 
 

@@ -47,8 +47,7 @@ class Config:
             raise ValueError(f"dtype is {self.dtype!r}, but should be one of {', '.join(DTYPES)}")
         if self.heads < 1 or self.key_dim < 4 or self.value_dim < 4:
             raise ValueError(
-                f"heads {self.heads}, key_dim {self.key_dim} and value_dim {self.value_dim} "
-                "must be at least 1, 4 and 4"
+                f"heads {self.heads}, key_dim {self.key_dim} and value_dim {self.value_dim} must be at least 1, 4 and 4"
             )
 
     def variant(self, name: str) -> Config:

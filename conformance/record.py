@@ -86,9 +86,7 @@ class Recorder:
     def __init__(self, config: Config, upstream: Adapter, payload: Payload, about: str | None = None) -> None:
         self.reference, self.upstream, self.kept = Watch(ReferenceAdapter()), Watch(upstream), Kept(payload)
         soft = [observable for observable in UNRECORDED if observable != about]
-        self.driver = Driver(
-            [self.reference, self.upstream], config, lambda found: found.observable in soft, self.kept
-        )
+        self.driver = Driver([self.reference, self.upstream], config, lambda found: found.observable in soft, self.kept)
         self.about = about
         self.steps: list[Step] = []
         self.arrays: dict[str, Storage] = {}
@@ -119,9 +117,7 @@ class Recorder:
         valid = False if checks.get("refused") else None
         self.steps.append(Step(operation, valid, checks))
 
-    def _both(
-        self, operation: ops.Operation, lawful: dict[str, Any], recorded: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _both(self, operation: ops.Operation, lawful: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
         """The lawful checks, with what upstream showed instead."""
         assert self.found is not None
         mask = self.reference.last.mask
@@ -215,9 +211,7 @@ def label(source: dict[str, str]) -> str:
     return f"{source['name']}-{source['version']}"
 
 
-def record(
-    directory: Path, only: str | None = None, say: Callable[[str], None] = lambda line: None
-) -> list[Path]:
+def record(directory: Path, only: str | None = None, say: Callable[[str], None] = lambda line: None) -> list[Path]:
     """Record the situations, deviations and serving sessions under a directory; `only` those whose path holds this text.
 
     Returns the paths written. Raises RecordError for the first that cannot be filed, and AdapterError without mlx-lm.

@@ -40,9 +40,7 @@ def main(arguments: Any) -> int:
             print(report(found, trace, path, adapters))
         return 1
     except (KeyError, StopIteration) as error:
-        print(
-            f"{path}: step {len(steps) + 1} names a cache or row that is not there: {error}", file=sys.stderr
-        )
+        print(f"{path}: step {len(steps) + 1} names a cache or row that is not there: {error}", file=sys.stderr)
         return 2
     if arguments.json:
         print(json.dumps({"passed": True, "steps": steps}, indent=1))

@@ -220,9 +220,7 @@ def situations_table(tally: Tally) -> Table:
     for kind in KINDS:
         table.add_column(kind.replace("KVCache", "\nKVCache"), justify="right", no_wrap=True)
     for situation in dict.fromkeys(s for kind in KINDS for s in reachable(kind)):
-        cells = [
-            str(tally.situations[kind, situation]) if situation in reachable(kind) else "" for kind in KINDS
-        ]
+        cells = [str(tally.situations[kind, situation]) if situation in reachable(kind) else "" for kind in KINDS]
         table.add_row(situation, *cells)
     return table
 

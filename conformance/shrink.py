@@ -17,9 +17,7 @@ from conformance.payload import Config
 from conformance.trace import Step, Trace
 
 
-def find(
-    trace: Trace, adapters: Sequence[Adapter], expected: Callable[[str], bool] | None = None
-) -> Found | None:
+def find(trace: Trace, adapters: Sequence[Adapter], expected: Callable[[str], bool] | None = None) -> Found | None:
     """The trace's first divergence whose signature is as expected (any, by default).
 
     None where there is none, and where a step makes no sense because it names what a dropped step made.

@@ -262,9 +262,7 @@ def test_a_deep_copy_goes_its_own_way(make: Make, ns: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_no_graph_grows_behind_the_bookkeeping_r4(
-    make: Make, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_graph_grows_behind_the_bookkeeping_r4(make: Make, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def nodes() -> int:
         arrays = [x for x in (cache.keys, cache.values, *cache.state) if isinstance(x, mx.array)]
         dot = tmp_path / "graph.dot"
@@ -633,9 +631,7 @@ def test_a_row_leaves_during_a_ragged_prefill_d6(make: Make) -> None:
 def test_right_padding_alone_waits_for_the_next_update(make: Make) -> None:
     cache = make()
     cache.prepare(right_padding=[0, 2])
-    refused(
-        cache, lambda: update(cache, 2), ValueError, "right_padding 2 without lengths for a row with 1 left"
-    )
+    refused(cache, lambda: update(cache, 2), ValueError, "right_padding 2 without lengths for a row with 1 left")
     loaded = type(cache).from_state(cache.state)
     for each in (cache, loaded):
         each.update_and_fetch(mx.ones((2, 2, 5, 3)), mx.ones((2, 2, 5, 2)))

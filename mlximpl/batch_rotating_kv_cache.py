@@ -257,8 +257,7 @@ class BatchRotatingKVCache(BatchCache):
 
     def __repr__(self) -> str:
         return (
-            f"BatchRotatingKVCache(max_size={self.max_size}, columns={self._ring.stored}, "
-            f"offset={list(self._offsets)})"
+            f"BatchRotatingKVCache(max_size={self.max_size}, columns={self._ring.stored}, offset={list(self._offsets)})"
         )
 
 

@@ -18,9 +18,7 @@ class Heads(NamedTuple):
 
     def __str__(self) -> str:
         keys, values = (str(d).rpartition(".")[2] for d in (self.key_dtype, self.value_dtype))
-        return (
-            f"{self.heads} heads with keys of {self.key_size} {keys} and values of {self.value_size} {values}"
-        )
+        return f"{self.heads} heads with keys of {self.key_size} {keys} and values of {self.value_size} {values}"
 
 
 class Solo(Protocol):

@@ -11,9 +11,7 @@ from .append import join
 from .checks import check_columns, check_rows
 
 
-def filter_rows(
-    keys: mx.array, values: mx.array, rows: Sequence[int] | mx.array
-) -> tuple[mx.array, mx.array]:
+def filter_rows(keys: mx.array, values: mx.array, rows: Sequence[int] | mx.array) -> tuple[mx.array, mx.array]:
     """Keep some rows of a batch.
 
     Args:

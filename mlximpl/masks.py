@@ -20,9 +20,7 @@ from .temporal_order import slot_columns
 Mask = mx.array | str | None
 
 
-def decode_mask(
-    left_padding: Sequence[int] | mx.array, n: int, width: int, window: int | None = None
-) -> mx.array:
+def decode_mask(left_padding: Sequence[int] | mx.array, n: int, width: int, window: int | None = None) -> mx.array:
     """The mask of n queries in the last columns of a left-padded batch.
 
     Args:
@@ -44,9 +42,7 @@ def decode_mask(
     return mx.broadcast_to(seen, (len(left_padding), 1, n, width))
 
 
-def ring_mask(
-    left_padding: Sequence[int] | mx.array, width: int, slot: int, window: int | None = None
-) -> mx.array:
+def ring_mask(left_padding: Sequence[int] | mx.array, width: int, slot: int, window: int | None = None) -> mx.array:
     """The mask of one query over a wrapped ring, in slot order.
 
     Args:

@@ -38,9 +38,7 @@ class Pending(NamedTuple):
         """
         lengths = self.lengths
         if any(w >= 0 for w in self.waiting):
-            lengths = tuple(
-                n - w if w >= 0 else length for w, length in zip(self.waiting, lengths, strict=True)
-            )
+            lengths = tuple(n - w if w >= 0 else length for w, length in zip(self.waiting, lengths, strict=True))
             for w, length, pads in zip(self.waiting, lengths, due, strict=True):
                 if w >= 0 and length < pads:
                     raise ValueError(
@@ -77,9 +75,7 @@ class Pending(NamedTuple):
         )
 
 
-def join_pending(
-    first: Pending | None, second: Pending | None, first_rows: int, second_rows: int
-) -> Pending | None:
+def join_pending(first: Pending | None, second: Pending | None, first_rows: int, second_rows: int) -> Pending | None:
     """What is pending once the second batch's rows follow the first's."""
     if first is None and second is None:
         return None

@@ -47,9 +47,7 @@ def _twin(layer: int, cache: Any, max_kv_size: int | None) -> KVCache | Rotating
     if kind != "RotatingKVCache":
         raise ValueError(f"cache {layer} of the model is a {kind}, which is not available here")
     if max_kv_size is not None and cache.max_size > max_kv_size:
-        raise ValueError(
-            f"cache {layer} of the model is a ring of {cache.max_size}, above max_kv_size {max_kv_size}"
-        )
+        raise ValueError(f"cache {layer} of the model is a ring of {cache.max_size}, above max_kv_size {max_kv_size}")
     return RotatingKVCache(cache.max_size, cache.keep)
 
 
@@ -75,9 +73,7 @@ def trim_prompt_cache(cache: Sequence[Any], num_tokens: int) -> int:
     num_tokens = check_trim(num_tokens)
     for i, (layer, limit) in enumerate(zip(cache, limits, strict=True)):
         if num_tokens > limit:
-            raise ValueError(
-                f"trim {num_tokens} of all layers, but layer {i}, {layer!r}, can drop at most {limit}"
-            )
+            raise ValueError(f"trim {num_tokens} of all layers, but layer {i}, {layer!r}, can drop at most {limit}")
     if num_tokens:
         for layer in cache:
             layer.trim(num_tokens)

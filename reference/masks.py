@@ -57,8 +57,6 @@ def make_mask(cache: Cache, count: int, window_size: int | None = None) -> NDArr
     if count < 1:
         raise ValueError(f"a mask for {count} tokens: it needs at least 1")
     if window_size is not None and window_size < 1:
-        raise ValueError(
-            f"window_size is {window_size}, but a query sees at least itself: it must be 1 or more"
-        )
+        raise ValueError(f"window_size is {window_size}, but a query sees at least itself: it must be 1 or more")
     keys, queries = fetch_positions(cache, count)
     return visible(keys, queries, window_of(cache, window_size), cache.keep)

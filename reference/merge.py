@@ -39,9 +39,7 @@ def merge(caches: Sequence[Cache]) -> Cache:
     known = next((c for c in caches if c.keys is not None), None)
     keys = values = None
     if known is not None:
-        keys = np.concatenate(
-            [_column(c.keys, known.keys, s, width) for c, s in zip(caches, brought, strict=True)]
-        )
+        keys = np.concatenate([_column(c.keys, known.keys, s, width) for c, s in zip(caches, brought, strict=True)])
         values = np.concatenate(
             [_column(c.values, known.values, s, width) for c, s in zip(caches, brought, strict=True)]
         )
@@ -97,6 +95,4 @@ def _check(caches: Sequence[Cache]) -> None:
         if cache.rows > 1:
             raise ValueError(f"merge: cache {i} holds {cache.rows} rows, but a row is one sequence")
         if head_shapes(cache) and head_shapes(cache) != known:
-            raise ValueError(
-                f"merge: cache {i} holds heads and dtypes {head_shapes(cache)}, but another {known}"
-            )
+            raise ValueError(f"merge: cache {i} holds heads and dtypes {head_shapes(cache)}, but another {known}")

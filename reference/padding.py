@@ -46,9 +46,7 @@ def announced(cache: Cache, count: int) -> Cache:
     if pending is None:
         return cache
     if pending.columns is not None and count > pending.columns:
-        raise ValueError(
-            f"{count} columns, but prepare announced only {pending.columns} more: finalize first"
-        )
+        raise ValueError(f"{count} columns, but prepare announced only {pending.columns} more: finalize first")
     lengths = list(pending.lengths)
     for b, padding in enumerate(pending.promised):
         if padding is None:
@@ -71,8 +69,8 @@ def prepare(
 ) -> Cache:
     """Begin a ragged prefill. `lengths[b] + right_padding[b]` columns are announced, the same number for every row.
 
-    Raises ValueError for a second one before `finalize`, for numbers that are negative, too many or too few or disagree, and
-    for left padding on a cache with columns.
+    Raises ValueError for a second one before `finalize`, for numbers that are negative, too many or too few or
+    disagree, and for left padding on a cache with columns.
 
     >>> from reference.state import batch
     >>> prepare(batch([0, 0]), lengths=[4, 2]).pending

@@ -1,7 +1,8 @@
 """What a cache holds.
 
-Beside every stored key stands the position of the token that it belongs to, or `NO_TOKEN` for a pad and for a slot that a
-trim emptied. That table is the whole of the bookkeeping: what is visible is asked of it, never computed from paddings.
+Beside every stored key stands the position of the token that it belongs to, or `NO_TOKEN` for a pad and for a slot that
+a trim emptied. That table is the whole of the bookkeeping: what is visible is asked of it, never computed from
+paddings.
 
     a batch of two rows, four slots                 keys[b, :, s] belongs to position positions[b, s]
 

@@ -26,9 +26,7 @@ class GoldenAdapter:
 
     def step(self, operation: ops.Operation, inputs: Inputs) -> Observation:
         if self.next == len(self.trace.steps):
-            raise AdapterError(
-                f"the golden ends after step {self.next}, so it cannot answer {ops.call(operation)}"
-            )
+            raise AdapterError(f"the golden ends after step {self.next}, so it cannot answer {ops.call(operation)}")
         recorded = self.trace.steps[self.next]
         self.next += 1
         if operation != recorded.operation:

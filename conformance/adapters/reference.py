@@ -47,9 +47,7 @@ class ReferenceAdapter:
                 keys, values = _arrays(inputs)
                 mask = ref.make_mask(cache, operation.tokens, operation.window)
                 made = ref.update(cache, keys, values)
-                seen = Observation(
-                    mask=mask, keys=made.keys, values=made.values, dtypes=(inputs.dtype, inputs.dtype)
-                )
+                seen = Observation(mask=mask, keys=made.keys, values=made.values, dtypes=(inputs.dtype, inputs.dtype))
             case ops.Mask():
                 made = cache
                 seen = Observation(mask=ref.make_mask(cache, operation.tokens, operation.window))

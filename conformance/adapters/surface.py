@@ -54,9 +54,7 @@ class SurfaceAdapter:
             return Observation(crashed=f"{type(error).__name__}: {error}")
         try:
             now = ((where, _frozen(value)) for where, value in held)
-            aliased = next(
-                (where for (where, is_now), was in zip(now, frozen, strict=True) if is_now != was), None
-            )
+            aliased = next((where for (where, is_now), was in zip(now, frozen, strict=True) if is_now != was), None)
             return Observation(**seen, aliased=aliased, **self._state(name))
         except Exception as error:
             return Observation(crashed=f"afterwards, {type(error).__name__}: {error}")
@@ -116,9 +114,7 @@ class SurfaceAdapter:
         return cls(operation.max_size, padding)
 
     def _update(self, cache: Any, operation: ops.Update, inputs: Inputs) -> dict[str, Any]:
-        mask = cache.make_mask(
-            operation.tokens, window_size=operation.window, return_array=operation.return_array
-        )
+        mask = cache.make_mask(operation.tokens, window_size=operation.window, return_array=operation.return_array)
         keys, values = cache.update_and_fetch(_to_mlx(inputs.keys, inputs), _to_mlx(inputs.values, inputs))
         self.fetches[operation.cache] = (keys, values)
         seen = {
@@ -181,9 +177,7 @@ def _mask(mask: Any) -> str | Storage:
 
 
 def _attention(queries: Floats, keys: mx.array, values: mx.array, mask: Any) -> Floats:
-    out = mx.fast.scaled_dot_product_attention(
-        mx.array(queries).astype(keys.dtype), keys, values, scale=1.0, mask=mask
-    )
+    out = mx.fast.scaled_dot_product_attention(mx.array(queries).astype(keys.dtype), keys, values, scale=1.0, mask=mask)
     return np.array(out.astype(mx.float32))
 
 
@@ -224,6 +218,4 @@ def _fields(cache: Any) -> dict[str, Any]:
 
 def _changed(cache: Any, before: dict[str, Any]) -> str | None:
     after = _fields(cache)
-    return next(
-        (where for where in before.keys() | after.keys() if before.get(where) != after.get(where)), None
-    )
+    return next((where for where in before.keys() | after.keys() if before.get(where) != after.get(where)), None)

@@ -34,9 +34,7 @@ class Deviation(Situation):
     """The observable that is wrong."""
 
 
-def situation(
-    path: str, description: str, flags: str, *parts: Part, config: Config | None = None
-) -> Situation:
+def situation(path: str, description: str, flags: str, *parts: Part, config: Config | None = None) -> Situation:
     """`flags` are separated by spaces."""
     return Situation(path, description, tuple(flags.split()), tuple(_flat(parts)), config or Config())
 
