@@ -92,11 +92,15 @@ class Driver:
         for adapter in self.adapters:
             adapter.begin(self.config)
 
-    def verdict_signatures(self, operation: ops.Operation) -> set[str]:
-        """The signatures that a finding about done or refused would have here."""
+    def signatures(self, operation: ops.Operation) -> set[str]:
+        """The signatures that a finding would have here, but for soft ones and those of nothing special."""
         reason = self.ledger.judge(operation).reason
-        detail = reason or f"lawful {'+'.join(situation_of(self.ledger, operation))}".strip()
-        return {f"{self._kind(operation)}/{operation.op}/{what}/{detail}" for what in VERDICTS}
+        situation = "+".join(situation_of(self.ledger, operation))
+        call = f"{self._kind(operation)}/{operation.op}"
+        found = {f"{call}/{what}/{reason or f'lawful {situation}'.strip()}" for what in VERDICTS}
+        if situation:
+            found |= {f"{call}/{what}/{situation}" for what in ("rows", "offset", "offsets", "visible", "columns")}
+        return found
 
     def step(self, operation: ops.Operation) -> list[Observation]:
         """Carry out one operation everywhere; raises the Divergence that is found first."""
@@ -219,6 +223,7 @@ def situation_of(ledger: Ledger, operation: ops.Operation) -> tuple[str, ...]:
         "no rows": any(holding.batched and not holding.rows for holding in met),
         "wrapped": any(holding.wrapped for holding in met),
         "trimmed": any(holding.trimmed for holding in met),
+        "restored": any(holding.restored for holding in met),
     }
     window = getattr(operation, "window", None)
     if window is not None and met:

@@ -80,7 +80,7 @@ def save_golden(golden: Golden) -> None:
     save(golden.trace, golden.path)
     sidecar = golden.path.with_suffix(".safetensors")
     if golden.arrays:
-        safetensors.numpy.save_file(golden.arrays, sidecar)
+        sidecar.write_bytes(safetensors.numpy.save(golden.arrays))
     else:
         sidecar.unlink(missing_ok=True)
 

@@ -60,6 +60,8 @@ class Holding:
     """Columns that a pending prefill still expects; None until the next update when only padding was announced."""
     by_lengths: bool = False
     """Whether the pending prefill was announced by lengths alone."""
+    restored: bool = False
+    """Whether it was made of another's state, or another of its state."""
     trimmed: bool = False
     """Whether tokens were ever dropped from it."""
 
@@ -279,6 +281,7 @@ class Ledger:
         holding.columns = max(holding.columns, other.columns)
         holding.variant = holding.variant or other.variant
         holding.trimmed = holding.trimmed or other.trimmed
+        holding.restored = holding.restored or other.restored
         holding.by_lengths = holding.by_lengths or other.by_lengths
 
     def _extract(self, operation: ops.Extract) -> None:
@@ -295,6 +298,7 @@ class Ledger:
             variant=holding.variant,
             columns=len(alone.history),
             trimmed=holding.trimmed,
+            restored=holding.restored,
         )
 
     def _merge(self, operation: ops.Merge) -> None:
@@ -311,9 +315,12 @@ class Ledger:
             variant=next((source.variant for source in sources if source.variant), None),
             columns=max(len(row.history) for row in rows),
             trimmed=any(source.trimmed for source in sources),
+            restored=any(source.restored for source in sources),
         )
 
     def _copy(self, operation: ops.Copy | ops.Restore) -> None:
+        if isinstance(operation, ops.Restore):
+            self.holdings[operation.cache].restored = True
         holding = deepcopy(self.holdings[operation.cache])
         for row, name in zip(holding.rows, operation.names, strict=True):
             row.name = name

@@ -80,7 +80,7 @@ class CacheMachine(RuleBasedStateMachine):
         """One step on every adapter."""
         if self.dead or self.driver is None:
             return
-        if self.campaign.known and self.driver.verdict_signatures(operation) & self.campaign.known:
+        if self.campaign.known and self.driver.signatures(operation) & self.campaign.known:
             return  # known to part ways here; there is more to find elsewhere
         early = is_early(self.driver.ledger, operation)
         try:

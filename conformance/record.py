@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,56 +84,70 @@ class Kept:
 class Recorder:
     """One trace while it is recorded."""
 
-    def __init__(self, config: Config, upstream: Adapter, payload: Payload, about: str | None = None) -> None:
+    def __init__(self, situation: Situation, upstream: Adapter, payload: Payload) -> None:
+        self.situation = situation
+        self.deviation = situation if isinstance(situation, Deviation) else None
         self.reference, self.upstream, self.kept = Watch(ReferenceAdapter()), Watch(upstream), Kept(payload)
-        soft = [observable for observable in UNRECORDED if observable != about]
-        self.driver = Driver([self.reference, self.upstream], config, lambda found: found.observable in soft, self.kept)
-        self.about = about
+        self.driver = Driver([self.reference, self.upstream], situation.config, self._passes, self.kept)
+        self.passed: list[Found] = []
+        """What was let go at this step and is recorded."""
+        self.found: Found | None = None
         self.steps: list[Step] = []
         self.arrays: dict[str, Storage] = {}
-        self.found: Found | None = None
+
+    def _passes(self, found: Found) -> bool:
+        if self.deviation is not None and found.observable in self.deviation.before and not self._last:
+            self.passed.append(found)
+            return True
+        about = self.deviation.about if self.deviation else None
+        return found.observable in UNRECORDED and found.observable != about
+
+    @property
+    def _last(self) -> bool:
+        return self.deviation is not None and len(self.driver.steps) == len(self.deviation.operations)
 
     def step(self, operation: ops.Operation) -> None:
         """Carry out one operation and keep what was seen. Raises RecordError when it goes where it must not."""
         if self.found is not None:
             raise RecordError(f"deviates before its last step: {self.found.sentence()}")
+        self.passed = []
         try:
             self.driver.step(operation)
         except Divergence as divergence:
             self.found = divergence.found
             if self.found.adapter == self.reference.name:
                 raise RecordError(f"the reference breaks a law: {self.found.sentence()}") from divergence
-            if self.about is None:
+            if self.deviation is None:
                 raise RecordError(f"breaks a law, so it is a deviation: {self.found.sentence()}") from divergence
         lawful = checks_of(self.driver, operation, self.reference.last)
         recorded = checks_of(self.driver, operation, self.upstream.last)
         number = str(len(self.driver.steps))
+        wrong = [*self.passed, *([self.found] if self.found else [])]
         if self.found is None:
-            checks = recorded
             self._keep(number, self.upstream.last)
+            checks = recorded
+            if wrong:
+                lawful |= {"mask": recorded["mask"]} if "mask" in lawful else {}
+                checks = self._both(lawful, recorded, wrong)
         else:
-            checks = self._both(operation, lawful, recorded)
+            lawful |= {"mask": "array"} if "mask" in lawful else {}
+            checks = self._both(lawful, recorded, wrong)
             self._keep(number, self._as_returned(operation))
             self._keep(f"{number}.upstream", self.upstream.last)
-        valid = False if checks.get("refused") else None
-        self.steps.append(Step(operation, valid, checks))
+        self.steps.append(Step(operation, False if checks.get("refused") else None, checks))
 
-    def _both(self, operation: ops.Operation, lawful: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
-        """The lawful checks, with what upstream showed instead."""
-        assert self.found is not None
-        mask = self.reference.last.mask
-        if mask is not None:
-            lawful["mask"] = "array"
-        always = ("mask", "width")
-        upstream = {k: v for k, v in recorded.items() if k in always or lawful.get(k) != v}
+    def _both(self, lawful: dict[str, Any], recorded: dict[str, Any], wrong: Sequence[Found]) -> dict[str, Any]:
+        """The lawful checks, with what upstream showed instead; its mask and width wherever its arrays are kept."""
+        always = ("mask", "width") if self.found else ()
+        upstream = {name: value for name, value in recorded.items() if name in always or lawful.get(name) != value}
         if lawful.get("refused") and "rows" in recorded:
             upstream = {"done": True, **upstream}
-        for name in UNRECORDED:
-            if name == self.found.observable:
-                lawful[name] = getattr(self.reference.last, name)
-                upstream[name] = getattr(self.upstream.last, name)
+        for found in wrong:
+            if found.observable in UNRECORDED:
+                lawful[found.observable] = getattr(self.reference.last, found.observable)
+                upstream[found.observable] = getattr(self.upstream.last, found.observable)
         if self.upstream.last.changed is not None:
-            upstream |= {"refused": True, "changed": self.upstream.last.changed}
+            upstream |= {"refused": True, "changed": True}  # which field is seen first differs from run to run
         return {**lawful, "upstream": upstream}
 
     def _as_returned(self, operation: ops.Operation) -> Observation:
@@ -151,14 +166,15 @@ class Recorder:
             if x is not None and not isinstance(x, str)
         }
 
-    def golden(self, path: Path, situation: Situation, source: dict[str, str]) -> Golden:
+    def golden(self, path: Path, source: dict[str, str]) -> Golden:
         """What was recorded, to be filed."""
+        situation = self.situation
         deviation: dict[str, str] = {}
         if isinstance(situation, Deviation):
             if self.found is None:
-                raise RecordError("breaks no law, so it is no deviation")
-            if self.found.observable != self.about:
-                raise RecordError(f"is not about {self.about}: {self.found.sentence()}")
+                raise RecordError("breaks no law at its last step, so it is no deviation")
+            if self.found.observable != situation.about:
+                raise RecordError(f"is not about {situation.about}: {self.found.sentence()}")
             deviation = {
                 "does": situation.does,
                 "right": situation.right,
@@ -177,12 +193,20 @@ class Recorder:
 
 def record_situation(situation: Situation, path: Path, upstream: Adapter, source: dict[str, str]) -> Golden:
     """What upstream does in a situation. Raises RecordError when it is not what the situation says."""
-    about = situation.about if isinstance(situation, Deviation) else None
-    recorder = Recorder(situation.config, upstream, Tagged(), about)
+    return record_steps(situation, path, upstream, Tagged(), source)
+
+
+def record_steps(
+    situation: Situation, path: Path, upstream: Adapter, payload: Payload, source: dict[str, str], cut: bool = False
+) -> Golden:
+    """The same with any payload; `cut` leaves out what comes after a deviation."""
+    recorder = Recorder(situation, upstream, payload)
     try:
         for operation in situation.operations:
             recorder.step(operation)
-        return recorder.golden(path, situation, source)
+            if cut and recorder.found:
+                break
+        return recorder.golden(path, source)
     except RecordError as error:
         raise RecordError(f"{situation.path} {error}") from error
 
@@ -211,13 +235,15 @@ def label(source: dict[str, str]) -> str:
     return f"{source['name']}-{source['version']}"
 
 
-def record(directory: Path, only: str | None = None, say: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """Record the situations, deviations and serving sessions under a directory; `only` those whose path holds this text.
+def record(
+    directory: Path, only: Sequence[str] = (), say: Callable[[str], None] = lambda line: None
+) -> list[Path]:
+    """Record situations, deviations and serving sessions under a directory; with `only`, those whose path holds a part.
 
     Returns the paths written. Raises RecordError for the first that cannot be filed, and AdapterError without mlx-lm.
     """
     written = []
-    for golden in record_all(directory, lambda path: only is None or only in path):
+    for golden in record_all(directory, lambda path: not only or any(part in path for part in only)):
         golden.path.parent.mkdir(parents=True, exist_ok=True)
         save_golden(golden)
         written.append(golden.path)
@@ -227,30 +253,28 @@ def record(directory: Path, only: str | None = None, say: Callable[[str], None] 
 
 def record_all(directory: Path, wanted: Callable[[str], bool]) -> Iterator[Golden]:
     """The goldens whose path below the directory, without its ending, is wanted."""
-    from conformance.sessions import SESSIONS, record_session
+    from conformance.sessions import DEVIATING_SESSIONS, SESSIONS, record_session
 
     upstream = make_adapter("mlx_lm")
     source = upstream_source()
-    for place, situations in (
-        (label(source), SITUATIONS),
-        ("deviations", DEVIATIONS),
-    ):
-        yield from _record_situations(directory, place, situations, wanted, upstream, source)
-    for session in SESSIONS:
-        place = f"{label(source)}/sessions/{session.path}"
-        if wanted(place):
-            yield from record_session(session, directory / place, source)
+    for place, situations in ((label(source), SITUATIONS), ("deviations", DEVIATIONS)):
+        for situation in situations:
+            path = f"{place}/{situation.path}"
+            if wanted(path):
+                yield record_situation(situation, directory / f"{path}.json", upstream, source)
+    for place, sessions in ((f"{label(source)}/sessions", SESSIONS), ("deviations", DEVIATING_SESSIONS)):
+        for session in sessions:
+            path = f"{place}/{session.filed_as or session.path}"
+            if wanted(path):
+                yield from record_session(session, directory / path, source)
 
 
-def _record_situations(
-    directory: Path,
-    place: str,
-    situations: Sequence[Situation],
-    wanted: Callable[[str], bool],
-    upstream: Adapter,
-    source: dict[str, str],
-) -> Iterator[Golden]:
-    for situation in situations:
-        path = f"{place}/{situation.path}"
-        if wanted(path):
-            yield record_situation(situation, directory / f"{path}.json", upstream, source)
+def main(directory: Path, only: Sequence[str]) -> int:
+    """The verb; returns the exit code."""
+    try:
+        written = record(directory, only, print)
+    except RecordError as error:
+        print(f"not recorded: {error}", file=sys.stderr)
+        return 1
+    print(f"recorded {len(written)} goldens")
+    return 0 if written else 2

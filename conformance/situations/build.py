@@ -32,6 +32,8 @@ class Deviation(Situation):
     right: str
     about: str
     """The observable that is wrong."""
+    before: tuple[str, ...] = ()
+    """Observables that are wrong at earlier steps and leave the caches in step."""
 
 
 def situation(path: str, description: str, flags: str, *parts: Part, config: Config | None = None) -> Situation:
@@ -47,12 +49,13 @@ def deviation(
     about: str,
     does: str,
     right: str,
+    before: tuple[str, ...] = (),
     config: Config | None = None,
 ) -> Deviation:
     """A deviation, whose flags always hold `Deviation`."""
     operations = tuple(_flat(parts))
     words = ("Deviation", *flags.split())
-    return Deviation(path, description, words, operations, config or Config(), does, right, about)
+    return Deviation(path, description, words, operations, config or Config(), does, right, about, before)
 
 
 def _flat(parts: Sequence[Part]) -> Iterator[ops.Operation]:

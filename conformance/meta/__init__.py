@@ -1,0 +1,1 @@
+"""The harness, tested: broken implementations that it must catch."""

@@ -1,0 +1,331 @@
+"""Serving sessions of mlx-lm's own `BatchGenerator` on tiny models with random weights, recorded call by call.
+
+Nothing here calls a cache: the model code and the generator do. A file holds one layer's caches. The windows of gemma3
+and gpt_oss are so small that their rings wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance.goldens import Golden
+from conformance.operations import Operation
+from conformance.payload import Config
+from conformance.record import record_steps
+from conformance.recorded import RecordedPayload
+from conformance.situations.build import Deviation, Situation
+
+SEED = 20260
+
+
+@dataclass(frozen=True)
+class Insert:
+    """New sequences: their prompts, or lists of segments where the generator must stop."""
+
+    segments: tuple[tuple[tuple[int, ...], ...], ...]
+    max_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Next:
+    """Calls of `next()`."""
+
+    times: int
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Sequences taken out, by number in order of insertion."""
+
+    sequences: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """The caches of a sequence that has finished, inserted again with a further prompt."""
+
+    sequence: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """`next()` until nothing is left."""
+
+
+Action = Insert | Next | Remove | PutBack | Finish
+
+
+@dataclass(frozen=True)
+class Session:
+    """One session: `path` is `<model>/<what happens>`."""
+
+    path: str
+    description: str
+    flags: tuple[str, ...]
+    dtype: str
+    actions: tuple[Action, ...]
+    prefill_step_size: int = 8
+    prefill_batch_size: int = 4
+    completion_batch_size: int = 4
+    layers: tuple[int, ...] = (0, 1)
+    filed_as: str = ""
+    does: str = ""
+    """Where mlx-lm breaks a law on the way: what it does. The session is recorded up to that step."""
+    right: str = ""
+    about: str = ""
+
+    @property
+    def model(self) -> str:
+        return self.path.split("/")[0]
+
+
+def session(path: str, description: str, flags: str, dtype: str, *actions: Action, **more: Any) -> Session:
+    return Session(path, description, ("Session", *flags.split()), dtype, actions, **more)
+
+
+def prompts(*of: Sequence[int], max_tokens: Sequence[int]) -> Insert:
+    return Insert(tuple((tuple(prompt),) for prompt in of), tuple(max_tokens))
+
+
+def segments(*of: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Insert:
+    return Insert(tuple(tuple(map(tuple, sequence)) for sequence in of), tuple(max_tokens))
+
+
+SESSIONS: tuple[Session, ...] = (
+    session(
+        "llama/ragged_prompts",
+        "three prompts of different length are fed at once; each row leaves when its tokens are spent",
+        "PendingPadding",
+        "float32",
+        prompts((5, 9, 2, 7, 11, 3), (8, 4), (5, 9, 6, 1), max_tokens=(5, 2, 4)),
+        Finish(),
+    ),
+    session(
+        "llama/chunks_and_a_late_row",
+        "long prompts come in chunks, and a third sequence joins while the first two decode",
+        "PendingPadding",
+        "bfloat16",
+        prompts((5, 9, 2, 7, 11, 3, 14, 6), (8, 4, 13, 10, 3), max_tokens=(6, 6)),
+        Next(5),
+        prompts((20, 21, 22), max_tokens=(3,)),
+        Finish(),
+        prefill_step_size=3,
+    ),
+    session(
+        "qwen3/segments",
+        "prompts stop at the ends of their segments, of which one is a single token",
+        "PendingPadding OneToken",
+        "float16",
+        segments(((4, 8, 15), (16, 23), (42,)), ((7, 7), (1, 2, 3, 4), (9, 5)), max_tokens=(3, 4)),
+        Finish(),
+        prefill_step_size=4,
+    ),
+    session(
+        "qwen3/extracted_and_put_back",
+        "a row that has finished is put back with a further prompt and merged with a new sequence",
+        "AfterExtract AfterMerge PendingPadding",
+        "float32",
+        prompts((3, 1, 4, 1), (5, 9), max_tokens=(2, 4)),
+        Finish(),
+        prompts((2, 6, 5), max_tokens=(3,)),
+        PutBack(0, (35, 8), 3),
+        Finish(),
+    ),
+    session(
+        "gemma3_text/rings_wrap",
+        "prompts longer and shorter than the window, and rings that wrap while they decode",
+        "PendingPadding LongerThanRing Wrapped",
+        "float32",
+        prompts((5, 9, 2, 7, 11, 3, 12), (8, 4, 6), max_tokens=(13, 8)),
+        Finish(),
+    ),
+    session(
+        "gemma3_text/segments_longer_than_the_window",
+        "segments that overflow the window, and a sequence that waits for room",
+        "PendingPadding LongerThanRing Wrapped",
+        "float16",
+        segments(
+            ((4, 8, 15, 16, 23, 42, 7), (9, 10, 11)),
+            ((1, 2), (3, 5, 6, 7, 8, 9)),
+            ((30, 31, 32, 33), (34, 35)),
+            max_tokens=(4, 6, 5),
+        ),
+        Finish(),
+        prefill_batch_size=2,
+        completion_batch_size=2,
+    ),
+    session(
+        "gemma3_text/removed_in_mid_prefill",
+        "a sequence is taken out while its prompt is being fed in chunks, and the others go on",
+        "PendingPadding Wrapped",
+        "bfloat16",
+        prompts((5, 9, 2, 7, 11, 3, 14), (8, 4, 13, 10, 3, 17, 18, 19, 21), (30, 31, 32), max_tokens=(5, 5, 4)),
+        Next(2),
+        Remove((1,)),
+        Finish(),
+        prefill_step_size=3,
+    ),
+    session(
+        "gpt_oss/late_row_in_a_wrapped_ring",
+        "a sequence joins when the rings of the others have wrapped",
+        "PendingPadding Wrapped",
+        "float32",
+        prompts((5, 9, 2, 7), (8, 4), max_tokens=(9, 8)),
+        Next(7),
+        prompts((20, 21, 22, 23, 24, 25), max_tokens=(4,)),
+        Finish(),
+    ),
+    session(
+        "gpt_oss/wrapped_and_put_back",
+        "rows whose rings have wrapped are put back with further prompts, ragged again",
+        "AfterExtract AfterMerge PendingPadding Wrapped",
+        "float32",
+        prompts((5, 9, 2), (8, 4, 6, 1), max_tokens=(6, 4)),
+        Finish(),
+        PutBack(0, (35, 8, 33), 5),
+        PutBack(1, (12,), 4),
+        Finish(),
+    ),
+)
+
+DEVIATING_SESSIONS: tuple[Session, ...] = (
+    session(
+        "gemma3_text/one_token_segments",
+        "segments of one token between longer ones leave a shorter row all its tokens",
+        "Deviation PendingPadding Wrapped LeftPadding SeveralTokens",
+        "float32",
+        segments(((4, 8, 15, 16, 23, 42, 7), (9,), (10, 11)), ((1, 2, 3), (5,), (6, 12)), max_tokens=(2, 2)),
+        Finish(),
+        layers=(0,),
+        filed_as="D1-in-a-serving-session",
+        about="visible",
+        does="the model's attention misses the oldest token of the shorter row, as in the first trace of D1",
+        right="the shorter row sees all its tokens",
+    ),
+)
+
+# gpt_oss stays with float32: its experts' matrix product has no other dtype on a CPU.
+WINDOWS = {"gemma3_text": 5, "gpt_oss": 4}
+
+
+def make_model(name: str, dtype: str) -> Any:
+    """mlx-lm's own model code with two layers, heads of 8 and random weights; the same ones each time."""
+    import importlib
+
+    import mlx.core as mx
+
+    module = importlib.import_module(f"mlx_lm.models.{name}")
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "vocab_size": 64,
+        "rms_norm_eps": 1e-5,
+    }
+    more: dict[str, dict[str, Any]] = {
+        "llama": {"num_attention_heads": 4, "num_key_value_heads": 2},
+        "qwen3": {"max_position_embeddings": 512, "rope_theta": 10000.0, "tie_word_embeddings": True},
+        "gemma3_text": {"sliding_window": WINDOWS["gemma3_text"], "sliding_window_pattern": 2},
+        "gpt_oss": {"sliding_window": WINDOWS["gpt_oss"], "num_local_experts": 2, "num_experts_per_tok": 1},
+    }
+    mx.random.seed(SEED)
+    model = module.Model(module.ModelArgs(model_type=name, **{**sizes, **more[name]}))
+    model.set_dtype(getattr(mx, dtype))
+    mx.eval(model.parameters())
+    return model
+
+
+class Serving:
+    """A generator, the sequences that were given to it, and what it gave back."""
+
+    def __init__(self, session: Session, capture: Any) -> None:
+        from mlx_lm.generate import BatchGenerator
+
+        self.model = make_model(session.model, session.dtype)
+        self.capture = capture
+        self.uids: list[int] = []
+        self.finished: dict[int, list[Any]] = {}
+        self.generator = BatchGenerator(
+            self.model,
+            prefill_step_size=session.prefill_step_size,
+            prefill_batch_size=session.prefill_batch_size,
+            completion_batch_size=session.completion_batch_size,
+        )
+
+    def act(self, action: Action) -> None:
+        """Do one thing that a server does."""
+        match action:
+            case Insert():
+                caches = [self._new_caches(len(self.uids) + i) for i in range(len(action.segments))]
+                of = [[list(segment) for segment in sequence] for sequence in action.segments]
+                self.uids += self.generator.insert_segments(of, list(action.max_tokens), caches)
+            case PutBack():
+                caches = [self.finished[self.uids[action.sequence]]]
+                self.uids += self.generator.insert([list(action.prompt)], [action.max_tokens], caches)
+            case Remove():
+                self.generator.remove([self.uids[i] for i in action.sequences])
+            case Next():
+                for _ in range(action.times):
+                    self._next()
+            case Finish():
+                while self._next():
+                    pass
+
+    def _new_caches(self, number: int) -> list[Any]:
+        from mlx_lm.models.cache import make_prompt_cache
+
+        caches: list[Any] = make_prompt_cache(self.model)
+        self.capture.follow_new(caches, chr(ord("a") + number))
+        return caches
+
+    def _next(self) -> bool:
+        fed, generated = self.generator.next()
+        for response in generated:
+            if response.finish_reason is not None:
+                self.finished[response.uid] = response.prompt_cache
+        return bool(fed or generated)
+
+
+def record_session(session: Session, path: Path, source: dict[str, str]) -> Iterator[Golden]:
+    """A golden for each layer. Raises RecordError when mlx-lm breaks a law that the session does not name."""
+    from conformance.capture import Capture, Playback, head_shapes, wrapped
+
+    capture = Capture(session.layers)
+    with wrapped(capture):
+        serving = Serving(session, capture)
+        for action in session.actions:
+            serving.act(action)
+        serving.generator.close()
+    for layer in session.layers:
+        events = capture.events[layer]
+        inputs = {number: event.inputs for number, event in enumerate(events, 1) if event.inputs is not None}
+        playback = Playback(events, source["name"], source["version"])
+        situation = _situation(session, head_shapes(events), tuple(event.operation for event in events))
+        about = {"model": f"{session.model}, random weights of seed {SEED}", "layer": str(layer)}
+        name = path.name if session.filed_as else f"{path.name}_layer{layer}"
+        golden_path = path.with_name(f"{name}.json")
+        cut = bool(session.about)
+        yield record_steps(situation, golden_path, playback, RecordedPayload(inputs), {**source, **about}, cut)
+
+
+def _situation(session: Session, config: Config, operations: tuple[Operation, ...]) -> Situation:
+    if not session.about:
+        return Situation(session.path, session.description, session.flags, operations, config)
+    return Deviation(
+        session.path,
+        session.description,
+        session.flags,
+        operations,
+        config,
+        session.does,
+        session.right,
+        session.about,
+    )
