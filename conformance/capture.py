@@ -176,7 +176,7 @@ class Capture:
         return batch
 
     def deepcopy(self, cache: Any, memo: dict[int, Any]) -> Any:
-        made = type(cache).__new__(type(cache))
+        made = object.__new__(type(cache))
         memo[id(cache)] = made
         made.__dict__.update(copy.deepcopy(vars(cache), memo))
         if known := self.known.get(id(cache)):
@@ -213,6 +213,9 @@ def wrapped(capture: Capture) -> Iterator[None]:
         handler = getattr(capture, name)
         return outermost(lambda cache, *args, **kwargs: handler(cache, method, *more, *args, **kwargs), method)
 
+    def copied(cache: Any, memo: dict[int, Any]) -> Any:
+        return capture.deepcopy(cache, memo)
+
     try:
         for class_name in CLASSES:
             cls = getattr(upstream, class_name)
@@ -226,7 +229,7 @@ def wrapped(capture: Capture) -> Iterator[None]:
             make_mask = vars(cls)["make_mask"]
             wrap(cls, "update_and_fetch", handled("update_and_fetch", vars(cls)["update_and_fetch"], make_mask))
             wrap(cls, "make_mask", handled("make_mask", make_mask))
-            wrap(cls, "__deepcopy__", lambda cache, memo: capture.deepcopy(cache, memo))
+            wrap(cls, "__deepcopy__", copied)
         yield
     finally:
         for cls, name, method in reversed(undo):

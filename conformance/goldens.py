@@ -1,4 +1,4 @@
-"""Goldens: traces with what was recorded, each beside a file of arrays. Reading them needs NumPy and safetensors alone."""
+"""Goldens: traces with what was recorded, each beside a file of arrays; NumPy and safetensors suffice to read them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ class Golden:
     trace: Trace
     arrays: dict[str, Storage]
 
+    @property
+    def recorded(self) -> bool:
+        """Whether anything was recorded: a trace without checks is operations alone."""
+        return any(step.checks for step in self.trace.steps)
+
     def payload(self) -> RecordedPayload:
         """What feeds the recorded inputs again. One for each run, since it learns as it feeds."""
         inputs = {
@@ -60,7 +65,8 @@ def load_golden(path: Path) -> Golden:
     trace = load(path)
     sidecar = path.with_suffix(".safetensors")
     arrays: dict[str, Storage] = {}
-    needed = [name for number, step in enumerate(trace.steps, 1) for name in array_names(number, step)]
+    plain = not any(step.checks for step in trace.steps)
+    needed = [name for number, step in enumerate(trace.steps, 1) for name in array_names(number, step) if not plain]
     if needed and not sidecar.is_file():
         raise TraceError(f"{path}: the arrays beside it, {sidecar.name}, are missing")
     if sidecar.is_file():
@@ -110,6 +116,8 @@ def _fault(golden: Golden, needed: Sequence[str]) -> str | None:
         return f"no step has the array {unknown[0]} that lies beside it"
     if not golden.trace.steps:
         return "it has no steps"
+    if not golden.recorded:
+        return None
     for number, step in enumerate(golden.trace.steps, 1):
         if not step.checks:
             return f"step {number} has no checks"
@@ -166,18 +174,21 @@ def check_golden(
     adapters: Sequence[Adapter],
     passes: Callable[[Found], bool] = lambda found: False,
 ) -> None:
-    """Run a golden on these adapters and hold them, and the golden itself, against the ledger and the first adapter.
+    """Run a golden on these adapters, and hold them and the golden itself against the ledger and the first adapter.
 
-    A deviation is run for its lawful values. `passes` says which findings on `size`, `empty`, `trimmable` and aliasing are
-    let go.
+    A deviation is run for its lawful values. `passes` says which findings on `size`, `empty`, `trimmable` and aliasing
+    are let go. A trace without checks, as a regression is, runs with derived arrays and is compared with no recording.
 
-    Raises the Divergence that is found first, and TraceError when the file cannot be read or its checks are not what its
-    arrays show.
+    Raises the Divergence that is found first, and TraceError when the file cannot be read or when its checks are not
+    what its arrays show.
     """
     if isinstance(golden, Path):
         golden = load_golden(golden)
     trace = golden.trace
-    driver = Driver([*adapters, golden.adapter()], trace.config, passes, golden.payload())
+    if golden.recorded:
+        driver = Driver([*adapters, golden.adapter()], trace.config, passes, golden.payload())
+    else:
+        driver = Driver(adapters, trace.config, passes)
     for number, step in enumerate(trace.steps, 1):
         try:
             seen = driver.step(step.operation)
@@ -185,6 +196,8 @@ def check_golden(
             raise TraceError(f"{golden.path}: {error}") from error
         except (KeyError, StopIteration) as error:
             raise TraceError(f"{golden.path}: step {number} names a cache or row that is not there") from error
+        if not golden.recorded:
+            continue
         shown = checks_of(driver, step.operation, seen[-1])
         declared = {name: value for name, value in step.checks.items() if name not in EXTRAS}
         if fault := _disagreement(declared, shown):

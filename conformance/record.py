@@ -35,20 +35,13 @@ class RecordError(Exception):
     """A situation that cannot be filed as it is written."""
 
 
-@dataclass
 class Watch:
     """An adapter, and the last thing that it did."""
 
-    adapter: Adapter
-    last: Observation = field(default_factory=Observation)
-
-    @property
-    def name(self) -> str:
-        return self.adapter.name
-
-    @property
-    def version(self) -> str:
-        return self.adapter.version
+    def __init__(self, adapter: Adapter) -> None:
+        self.name, self.version = adapter.name, adapter.version
+        self.adapter = adapter
+        self.last = Observation()
 
     def begin(self, config: Config) -> None:
         self.adapter.begin(config)

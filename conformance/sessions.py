@@ -199,7 +199,7 @@ DEVIATING_SESSIONS: tuple[Session, ...] = (
         "segments of one token between longer ones leave a shorter row all its tokens",
         "Deviation PendingPadding Wrapped LeftPadding SeveralTokens",
         "float32",
-        segments(((4, 8, 15, 16, 23, 42, 7), (9,), (10, 11)), ((1, 2, 3), (5,), (6, 12)), max_tokens=(2, 2)),
+        segments(((4, 8, 15, 16, 23, 42, 7), (9,), (10, 11, 13)), ((1, 2, 3), (5,), (6, 12, 14)), max_tokens=(2, 2)),
         Finish(),
         layers=(0,),
         filed_as="D1-in-a-serving-session",

@@ -73,36 +73,16 @@ def fetch_is_live(original: Any, self: Any, keys: mx.array, values: mx.array) ->
     return fetched
 
 
-def _live_buffers(original: Any, self: Any) -> Any:
-    return (self.keys, self.values, *original(self)[2:])
-
-
-def _takes_the_buffers(original: Any, cls: Any, state: Any) -> Any:
-    made = original(cls, state)
-    made.keys, made.values = state[:2]
-    if cls.__name__ == "KVCache":
-        made.offset = state[2]
-    return made
-
-
-@breaks(
-    "append.overwrite",
-    kinds="RotatingKVCache",
-    wrong="a state holds the buffers, which updates write into",
-    seen="aliased",
-    also={"RotatingKVCache.state": _live_buffers},
-)
-def state_is_live(original: Any, buffer: mx.array, columns: mx.array, start: int) -> mx.array:
+def _written_in_place(original: Any, buffer: mx.array, columns: mx.array, start: int) -> mx.array:
     buffer[..., start : start + columns.shape[2], :] = columns
     return buffer
 
 
-@breaks("BatchKVCache.filter", "BatchRotatingKVCache.filter", wrong="rows are filtered inside of arrays that were handed out", seen="aliased")
-def filtered_in_place(original: Any, self: Any, rows: Any) -> None:
-    fetched = self.__dict__.get("_fetched")
-    original(self, rows)
-    if fetched is not None and rows:
-        fetched[...] = fetched[mx.array([rows[0]] * fetched.shape[0])]
+@breaks("KVCache.state", "RotatingKVCache.state", wrong="a state holds the buffers, and updates write into them", seen="aliased", also={"append.overwrite": _written_in_place})
+def state_is_live(original: Any, self: Any) -> Any:
+    state = original(self)
+    full = self.keys is not None and (type(self).__name__ == "KVCache" or self.keys.shape[2] == state[0].shape[2])
+    return (self.keys, self.values, *state[2:]) if full else state
 
 
 # -- copies ---------------------------------------------------------------------------------------
@@ -113,8 +93,42 @@ def copy_is_the_cache(original: Any, self: Any, memo: Any) -> Any:
     return self
 
 
-@breaks("RotatingKVCache.__deepcopy__", "BatchRotatingKVCache.__deepcopy__", wrong="a copied ring shares its buffers and writes into them")
+@breaks(*(f"{kind}.__deepcopy__" for kind in ALL), wrong="a copy shares its buffers, and both write into them", also={"append.overwrite": _written_in_place})
 def copy_shares_the_buffers(original: Any, self: Any, memo: Any) -> Any:
     made = type(self).__new__(type(self))
     made.__dict__.update(self.__dict__)
+    return made
+
+
+@breaks("RotatingKVCache.from_state", "BatchRotatingKVCache.from_state", wrong="a restored ring is taken to be in temporal order")
+def restored_in_slot_order(original: Any, cls: Any, state: Any) -> Any:
+    made = original(cls, state)
+    made._ring = made._ring.in_order(made._ring.stored)
+    return made
+
+
+@breaks("RotatingKVCache.from_state", wrong="a restored ring forgets the pads that a trim left")
+def restored_without_pads(original: Any, cls: Any, state: Any) -> Any:
+    return original(cls, state[:6])
+
+
+@breaks("RotatingKVCache.from_state", wrong="a restored ring forgets its sinks", seen="visible columns values refusal trimmable")
+def restored_without_sinks(original: Any, cls: Any, state: Any) -> Any:
+    made = original(cls, state)
+    made._ring = made._ring._replace(keep=0)
+    return made
+
+
+@breaks("BatchRotatingKVCache.from_state", wrong="a restored ring's offsets count the columns held", seen="offset")
+def restored_counting_columns(original: Any, cls: Any, state: Any) -> Any:
+    made = original(cls, state)
+    made._offsets = tuple(min(o, made._ring.stored - p) for o, p in zip(made._offsets, made._pads, strict=True))
+    return made
+
+
+@breaks("BatchKVCache.from_state", wrong="a restored batch forgets the left pads due", seen="offset")
+def restored_without_left_pads_due(original: Any, cls: Any, state: Any) -> Any:
+    made = original(cls, state)
+    if made.keys is None:
+        made._pads = made._offsets = tuple(0 for _ in made._pads)
     return made

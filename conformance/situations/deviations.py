@@ -1,4 +1,4 @@
-"""What upstream gets wrong, each in as few steps as show it. `right` is what a law of `reference/README.md` asks for."""
+"""What upstream gets wrong, each in as few steps as show it. `right` is what a law of `reference/README.md` asks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ VISIBILITY: tuple[Deviation, ...] = (
         feed(1, cache="y"),
         before=("trimmable",),
         about="visible",
-        does="the ring denies being trimmable, so trim_prompt_cache returns 0 and the rejected tokens stay in every layer; "
+        does="the ring denies being trimmable, so trim_prompt_cache returns 0 and the rejected tokens stay everywhere; "
         "trimmed layer by layer, the ring reports 3 and shows the rejected tokens to its next query",
         right="an exact rollback of every layer, or an error before the first is touched",
     ),
