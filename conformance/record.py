@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from conformance import operations as ops
 from conformance.adapters.base import Adapter, Inputs, Observation
 from conformance.adapters.reference import ReferenceAdapter
@@ -24,6 +22,7 @@ from conformance.driver import Divergence, Driver, Found
 from conformance.goldens import Golden, save_golden
 from conformance.observed import checks_of, row_axis
 from conformance.payload import Config, Ints, Payload, Storage, Tagged
+from conformance.sessions import DEVIATING_SESSIONS, SESSIONS
 from conformance.situations import DEVIATIONS, SITUATIONS, Deviation, Situation
 from conformance.trace import Step, Trace
 
@@ -153,11 +152,7 @@ class Recorder:
 
     def _keep(self, prefix: str, seen: Observation) -> None:
         arrays = {"keys": seen.keys, "values": seen.values, "mask": seen.mask}
-        self.arrays |= {
-            f"{prefix}.{name}": np.ascontiguousarray(x)
-            for name, x in arrays.items()
-            if x is not None and not isinstance(x, str)
-        }
+        self.arrays |= {f"{prefix}.{name}": x for name, x in arrays.items() if x is not None and not isinstance(x, str)}
 
     def golden(self, path: Path, source: dict[str, str]) -> Golden:
         """What was recorded, to be filed."""
@@ -228,9 +223,7 @@ def label(source: dict[str, str]) -> str:
     return f"{source['name']}-{source['version']}"
 
 
-def record(
-    directory: Path, only: Sequence[str] = (), say: Callable[[str], None] = lambda line: None
-) -> list[Path]:
+def record(directory: Path, only: Sequence[str] = (), say: Callable[[str], None] = lambda line: None) -> list[Path]:
     """Record situations, deviations and serving sessions under a directory; with `only`, those whose path holds a part.
 
     Returns the paths written. Raises RecordError for the first that cannot be filed, and AdapterError without mlx-lm.
@@ -246,7 +239,7 @@ def record(
 
 def record_all(directory: Path, wanted: Callable[[str], bool]) -> Iterator[Golden]:
     """The goldens whose path below the directory, without its ending, is wanted."""
-    from conformance.sessions import DEVIATING_SESSIONS, SESSIONS, record_session
+    from conformance.serving import record_session
 
     upstream = make_adapter("mlx_lm")
     source = upstream_source()

@@ -63,13 +63,18 @@ class Trace:
 
 
 def save(trace: Trace, path: Path) -> None:
-    """Write the trace, one step a line."""
+    """Write the trace."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(as_text(trace), encoding="utf-8")
+
+
+def as_text(trace: Trace) -> str:
+    """The trace as JSON, one step a line."""
     data = trace.to_dict()
     steps = data.pop("steps")
     head = json.dumps(data, indent=2)[:-2]
     lines = ",\n    ".join(json.dumps(step) for step in steps)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{head},\n  "steps": [\n    {lines}\n  ]\n}}\n', encoding="utf-8")
+    return f'{head},\n  "steps": [\n    {lines}\n  ]\n}}\n'
 
 
 def load(path: Path) -> Trace:

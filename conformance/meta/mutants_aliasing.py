@@ -33,7 +33,11 @@ def offset_refreshed_in_place(original: Any, self: Any) -> Any:
 
 
 def _one_array(original: Any, self: Any) -> Any:
-    return self.__dict__.setdefault("_made", original(self))
+    now = original(self)
+    made = self.__dict__.setdefault("_made", now)
+    if made.size != now.size:
+        made = self._made = now
+    return made
 
 
 @breaks(
@@ -56,8 +60,7 @@ def offset_moved_in_place(original: Any, self: Any, keys: mx.array, values: mx.a
 )
 def left_padding_moved_in_place(original: Any, self: Any) -> None:
     original(self)
-    if self.left_padding.size == len(self._pads):
-        self.left_padding[...] = mx.array(self._pads, dtype=mx.int32)
+    self.left_padding[...] = mx.array(self._pads, dtype=mx.int32)
 
 
 # -- the buffers ----------------------------------------------------------------------------------

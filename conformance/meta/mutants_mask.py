@@ -135,6 +135,11 @@ def additive(mask: Any, cache: Any, n: int, window: int | None) -> Any:
     return mx.where(mask, 0.0, -mx.inf) if _is_array(mask) else mask
 
 
+@makes_another_mask("RotatingKVCache", "BatchRotatingKVCache", wrong="a window wider than the ring lifts the ring's own")
+def wide_window_lifts_the_ring(mask: Any, cache: Any, n: int, window: int | None) -> Any:
+    return "causal" if n > 1 and window is not None and window > cache.max_size else mask
+
+
 @makes_another_mask("BatchRotatingKVCache", wrong="making a mask already counts the pads out that the update will evict", seen="")
 def mask_moves_the_pads(mask: Any, cache: Any, n: int, window: int | None) -> Any:
     if n == 1 and cache.size() == cache.max_size:

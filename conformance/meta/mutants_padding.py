@@ -30,11 +30,6 @@ def rolled_by_the_most(original: Any, array: mx.array, shifts: Sequence[int], wi
     return original(array, [max(shifts)] * len(shifts) if shifts else shifts, width)
 
 
-@breaks("padding.roll_rows", kinds="BatchKVCache", wrong="the spare columns behind those stored are rolled too")
-def spare_columns_rolled(original: Any, array: mx.array, shifts: Sequence[int], width: int | None = None) -> Any:
-    return original(array, shifts)
-
-
 @breaks("BatchKVCache.finalize", "BatchRotatingKVCache.finalize", wrong="keys are rolled and values are not", seen="values")
 def values_not_rolled(original: Any, self: Any) -> None:
     before = self.values
@@ -135,6 +130,14 @@ def lengths_not_counted_down(original: Any, self: Any, n: int, due: Sequence[int
 def more_than_announced(original: Any, self: Any, n: int, due: Sequence[int]) -> Any:
     columns = self.columns if self.columns < 0 else max(self.columns, n)
     return original(self._replace(columns=columns), n, due)
+
+
+@breaks("BatchKVCache.update_and_fetch", "BatchRotatingKVCache.update_and_fetch", wrong="an update of more than was announced is taken, though its mask is refused", seen="refusal")
+def update_beyond_the_announcement(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
+    n, pending = keys.shape[2], self._pending
+    if pending is not None and 0 <= pending.columns < n and keys.shape[:3] == values.shape[:3]:
+        self._pending = pending._replace(columns=n)
+    return original(self, keys, values)
 
 
 @breaks("BatchKVCache._check_announced", "BatchRotatingKVCache._check_announced", wrong="a mask of more than was announced is made", seen="refusal crash")

@@ -74,6 +74,13 @@ def trim_while_pending(original: Any, self: Any, n: int) -> Any:
         self._pending = pending
 
 
+@breaks("BatchKVCache.trim", "BatchRotatingKVCache.trim", wrong="a trim of nothing is refused while padding is pending", seen="refusal")
+def trim_of_nothing_refused(original: Any, self: Any, n: int) -> Any:
+    if self._pending is not None:
+        raise ValueError("padding is pending")
+    return original(self, n)
+
+
 # -- update ---------------------------------------------------------------------------------------
 
 
@@ -113,20 +120,28 @@ def more_heads_cut(original: Any, self: Any, keys: mx.array, values: mx.array) -
     return original(self, keys, values)
 
 
+@breaks("KVCache.update_and_fetch", "BatchRotatingKVCache.update_and_fetch", wrong="values of another dtype than those known are cast", seen="refusal")
+def other_value_dtype_cast(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
+    return original(self, keys, values if self.values is None else values.astype(self.values.dtype))
+
+
+@breaks("KVCache.update_and_fetch", "BatchKVCache.update_and_fetch", wrong="arrays without a head axis are given one", seen="refusal")
+def head_axis_added(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
+    return original(self, *(x[:, None] if x.ndim == 3 else x for x in (keys, values)))
+
+
+@breaks("KVCache.trim", "BatchKVCache.trim", wrong="a cache trimmed empty forgets its heads, and takes others", seen="refusal")
+def forgets_heads_when_emptied(original: Any, self: Any, n: int) -> Any:
+    result = original(self, n)
+    if self.size() == 0:
+        self.keys = self.values = None
+    return result
+
+
 @breaks(*BATCH_UPDATES, wrong="rows beyond those known are left out", seen="refusal")
 def more_rows_cut(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     rows = self.offset.size
     return original(self, keys[:rows], values[:rows])
-
-
-@breaks("checks.check_update", kinds="KVCache RotatingKVCache", wrong="another key size is not checked, and fails inside of mlx", seen="refusal crash half-applied")
-def head_size_unchecked(original: Any, keys: mx.array, values: mx.array, held_keys: Any, *rest: Any) -> Any:
-    try:
-        return original(keys, values, held_keys, *rest)
-    except ValueError:
-        if held_keys is None or keys.shape[3] == held_keys.shape[3]:
-            raise
-        return keys.shape[2]
 
 
 @breaks(*BATCH_UPDATES, wrong="what does not fit is refused by a TypeError", seen="crash")
@@ -177,6 +192,17 @@ def filtered_before_the_error(original: Any, self: Any, rows: Any) -> None:
     original(self, there)
     if len(there) < len(rows):
         raise IndexError("no such row")
+
+
+@breaks("BatchKVCache.filter", "BatchRotatingKVCache.filter", wrong="negative rows are counted from the front")
+def negative_rows_from_the_front(original: Any, self: Any, rows: Any) -> None:
+    original(self, [abs(row) for row in rows])
+
+
+@breaks("KVCache.from_state", "BatchKVCache.from_state", wrong="a state of any length is taken")
+def any_state_taken(original: Any, cls: Any, state: Any) -> Any:
+    known = 3 if cls.__name__ == "KVCache" else 5
+    return original(cls, state if len(state) in (known, known + 4) else state[:known])
 
 
 @breaks("BatchKVCache.extract", "BatchRotatingKVCache.extract", wrong="the last row stands in for one that is not there", seen="refusal")

@@ -58,6 +58,11 @@ def pads_stay_when_evicted(original: Any, ring: Any, n: int, in_order: bool = Fa
     return original(ring, n, in_order)._replace(evicted=0)
 
 
+@breaks("ring_update.ring_write", kinds="BatchRotatingKVCache", wrong="one token of a pending prefill goes to the head")
+def pending_token_goes_to_the_head(original: Any, ring: Any, n: int, in_order: bool = False) -> Any:
+    return original(ring, n, False)
+
+
 @breaks("temporal_order.slot_ranges", kinds=RINGS, wrong="temporal order begins one slot before the head")
 def order_one_slot_early(original: Any, ring: Any, dropped: int = 0) -> Any:
     early = ring.wrapped and ring.head > ring.keep
@@ -129,7 +134,7 @@ def one_pad_too_many(original: Any, ring: Any, n: int) -> Any:
     return after, pads + 1 if pads else 0, reorder
 
 
-@breaks("trim.ring_trim", kinds=RINGS, wrong="a trim that crosses the head leaves the ring out of order")
+@breaks("trim.ring_trim", kinds="BatchRotatingKVCache", wrong="a trim that crosses the head leaves the ring out of order")
 def not_put_in_order(original: Any, ring: Any, n: int) -> Any:
     after, pads, _ = original(ring, n)
     return after, pads, False

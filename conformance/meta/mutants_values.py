@@ -27,6 +27,11 @@ def values_in_float16(original: Any, self: Any, keys: mx.array, values: mx.array
     return fetched_keys, fetched_values.astype(narrow)
 
 
+@breaks("KVCache.update_and_fetch", "BatchRotatingKVCache.update_and_fetch", wrong="values are stored in the keys' dtype", seen="dtype")
+def values_in_the_keys_dtype(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
+    return original(self, keys, values.astype(keys.dtype))
+
+
 @breaks("extend.no_columns", kinds="BatchKVCache BatchRotatingKVCache", wrong="rows without columns bring float32")
 def empty_rows_in_float32(original: Any, rows: int, heads: Any) -> Any:
     return tuple(x.astype(mx.float32) for x in original(rows, heads))
