@@ -21,6 +21,10 @@ import mlximpl
 from conformance import run
 from conformance.__main__ import main
 from conformance.adapters.registry import IMPLEMENTATIONS
+from conformance.driver import Divergence, Driver
+from conformance.machine import Campaign
+from conformance.operations import Operation
+from conformance.payload import Config
 from conformance.situations.build import Part, feed, ring, situation, solo, trim
 from conformance.trace import Step, Trace, load, save
 
@@ -54,6 +58,21 @@ class Inline:
         future: Future[Any] = Future()
         future.set_result(task(*arguments))
         return future
+
+
+def drop_a_negative_number(campaign: Campaign, kind: str, sequences: int, number: int) -> None:
+    """Stands for random sequences, not all of which would."""
+    driver = Driver(campaign.adapters, Config())
+    try:
+        for operation in operations(solo("ab"), feed(3, 2, 1), trim(2), feed(2), trim(-5), feed(1)):
+            driver.step(operation)
+    except Divergence as divergence:
+        campaign.meet(divergence.found, Trace(driver.config, tuple(driver.steps)))
+    campaign.tally.sequences += sequences
+
+
+def operations(*parts: Part) -> tuple[Operation, ...]:
+    return situation("", "", "", *parts).operations
 
 
 @dataclass
@@ -107,8 +126,8 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def obliging(inline: None, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An implementation that breaks a law, and enough sequences on a KVCache to meet it."""
-    monkeypatch.setattr(run, "SEQUENCES_PER_TASK", 24)
+    """An implementation that breaks a law, and a sequence that meets it for certain."""
+    monkeypatch.setattr(run, "explore", drop_a_negative_number)
     module = ModuleType("obliging")
     vars(module).update(vars(mlximpl), KVCache=Obliging)
     monkeypatch.setitem(sys.modules, "obliging", module)
@@ -117,8 +136,7 @@ def obliging(inline: None, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def trace_file(path: Path, *parts: Part) -> Path:
-    operations = situation("", "", "", *parts).operations
-    save(Trace(steps=tuple(map(Step, operations)), config=situation("", "", "").config), path)
+    save(Trace(Config(), tuple(map(Step, operations(*parts)))), path)
     return path
 
 

@@ -15,6 +15,8 @@ import mlx.core as mx
 
 def overwrite(buffer: mx.array, columns: mx.array, start: int) -> mx.array:
     """Return `buffer` (B, H, S, D) with `columns` (B, H, N, D) in the slots from `start` on."""
+    if not columns.size:
+        return buffer[...]
     fresh = buffer[...]
     fresh[..., start : start + columns.shape[2], :] = columns
     return fresh
@@ -43,10 +45,21 @@ def spare_columns(like: mx.array, n: int) -> list[mx.array]:
 
 
 def concat(parts: list[mx.array], axis: int = 2) -> mx.array:
-    """Concatenate; of one part, that part."""
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
+    """Concatenate; of one part, that part.
+
+    Parts without elements are left out: MLX 0.32 on CUDA can crash on arrays made of such.
+    """
+    filled = [part for part in parts if part.size]
+    if len(filled) > 1:
+        return mx.concatenate(filled, axis=axis)
+    if filled:
+        return filled[0]
+    shape = list(parts[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in parts)
+    return mx.zeros(shape, parts[0].dtype)
 
 
 def join(parts: list[mx.array], axis: int = 2) -> mx.array:
     """Concatenate into memory of its own: a view would keep the whole of its source alive."""
-    return mx.contiguous(concat(parts, axis)) if len(parts) == 1 else concat(parts, axis)
+    whole = concat(parts, axis)
+    return mx.contiguous(whole) if any(whole is part for part in parts) else whole

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .append import join, spare_columns
+from .append import concat, join, spare_columns
 from .checks import check_columns, common_heads, heads_of
 
 
@@ -54,4 +54,4 @@ def merge_rows(rows: Sequence[tuple[mx.array, mx.array]], width: int = 0) -> Mer
 
 def pad_front(array: mx.array, n: int) -> mx.array:
     """Put n zero columns in front of an array (B, H, S, D)."""
-    return mx.concatenate([*spare_columns(array, n), array], axis=2) if n > 0 else array
+    return concat([*spare_columns(array, n), array]) if n > 0 else array

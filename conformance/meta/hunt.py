@@ -57,9 +57,9 @@ def hunt(
     """
     sequences = 0
     with mutant.applied() if mutant else nullcontext():
-        for number in range(-(-sequences_max // BATCH)):
+        for number, first in enumerate(range(0, sequences_max, BATCH)):
             campaign = Campaign(adapters(), stop=True)
-            explore(campaign, kind, min(BATCH, sequences_max - sequences), number)
+            explore(campaign, kind, min(BATCH, sequences_max - first), number)
             if not campaign.findings:
                 sequences += campaign.tally.sequences
                 continue

@@ -14,14 +14,24 @@ ALL = ("KVCache", "RotatingKVCache", "BatchKVCache", "BatchRotatingKVCache")
 # -- stale, or changed in place -------------------------------------------------------------------
 
 
-@breaks("BatchKVCache.offset", "BatchRotatingKVCache.offset", wrong="the offset is an array made once and not refreshed", seen="offset")
+@breaks(
+    "BatchKVCache.offset",
+    "BatchRotatingKVCache.offset",
+    wrong="the offset is an array made once and not refreshed",
+    seen="offset",
+)
 def offset_stale(original: Any, self: Any) -> Any:
     now = original(self)
     made = self.__dict__.setdefault("_made", now)
     return made if made.size == now.size else now
 
 
-@breaks("BatchKVCache.offset", "BatchRotatingKVCache.offset", wrong="the offset is one array, refreshed in place when asked for", seen="aliased")
+@breaks(
+    "BatchKVCache.offset",
+    "BatchRotatingKVCache.offset",
+    wrong="the offset is one array, refreshed in place when asked for",
+    seen="aliased",
+)
 def offset_refreshed_in_place(original: Any, self: Any) -> Any:
     now = original(self)
     made = self.__dict__.get("_made")
@@ -66,7 +76,11 @@ def left_padding_moved_in_place(original: Any, self: Any) -> None:
 # -- the buffers ----------------------------------------------------------------------------------
 
 
-@breaks(*(f"{kind}.update_and_fetch" for kind in ALL), wrong="the last fetch is a view that the next update writes into", seen="aliased")
+@breaks(
+    *(f"{kind}.update_and_fetch" for kind in ALL),
+    wrong="the last fetch is a view that the next update writes into",
+    seen="aliased",
+)
 def fetch_is_live(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     fetched = original(self, keys, values)
     for held, now in zip(self.__dict__.get("_fetched", ()), fetched, strict=False):
@@ -81,7 +95,13 @@ def _written_in_place(original: Any, buffer: mx.array, columns: mx.array, start:
     return buffer
 
 
-@breaks("KVCache.state", "RotatingKVCache.state", wrong="a state holds the buffers, and updates write into them", seen="aliased", also={"append.overwrite": _written_in_place})
+@breaks(
+    "KVCache.state",
+    "RotatingKVCache.state",
+    wrong="a state holds the buffers, and updates write into them",
+    seen="aliased",
+    also={"append.overwrite": _written_in_place},
+)
 def state_is_live(original: Any, self: Any) -> Any:
     state = original(self)
     full = self.keys is not None and (type(self).__name__ == "KVCache" or self.keys.shape[2] == state[0].shape[2])
@@ -96,14 +116,22 @@ def copy_is_the_cache(original: Any, self: Any, memo: Any) -> Any:
     return self
 
 
-@breaks(*(f"{kind}.__deepcopy__" for kind in ALL), wrong="a copy shares its buffers, and both write into them", also={"append.overwrite": _written_in_place})
+@breaks(
+    *(f"{kind}.__deepcopy__" for kind in ALL),
+    wrong="a copy shares its buffers, and both write into them",
+    also={"append.overwrite": _written_in_place},
+)
 def copy_shares_the_buffers(original: Any, self: Any, memo: Any) -> Any:
     made = type(self).__new__(type(self))
     made.__dict__.update(self.__dict__)
     return made
 
 
-@breaks("RotatingKVCache.from_state", "BatchRotatingKVCache.from_state", wrong="a restored ring is taken to be in temporal order")
+@breaks(
+    "RotatingKVCache.from_state",
+    "BatchRotatingKVCache.from_state",
+    wrong="a restored ring is taken to be in temporal order",
+)
 def restored_in_slot_order(original: Any, cls: Any, state: Any) -> Any:
     made = original(cls, state)
     made._ring = made._ring.in_order(made._ring.stored)
@@ -115,7 +143,11 @@ def restored_without_pads(original: Any, cls: Any, state: Any) -> Any:
     return original(cls, state[:6])
 
 
-@breaks("RotatingKVCache.from_state", wrong="a restored ring forgets its sinks", seen="visible columns values refusal trimmable")
+@breaks(
+    "RotatingKVCache.from_state",
+    wrong="a restored ring forgets its sinks",
+    seen="visible columns values refusal trimmable",
+)
 def restored_without_sinks(original: Any, cls: Any, state: Any) -> Any:
     made = original(cls, state)
     made._ring = made._ring._replace(keep=0)

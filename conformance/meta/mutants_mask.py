@@ -17,7 +17,9 @@ def makes_another_mask(*kinds: str, wrong: str, seen: str = "visible") -> Callab
     """A mutant of each kind's `make_mask`, which still does what it did before its result is changed."""
 
     def make(change: Change) -> tuple[Mutant, ...]:
-        def make_mask(original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False) -> Any:
+        def make_mask(
+            original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False
+        ) -> Any:
             return change(original(self, n, window_size, return_array), self, n, window_size)
 
         broken: Broken = make_mask
@@ -62,13 +64,19 @@ def causal_beyond_max_size(mask: Any, cache: Any, n: int, window: int | None) ->
 # -- the window -----------------------------------------------------------------------------------
 
 
-@breaks("KVCache.make_mask", "BatchRotatingKVCache.make_mask", wrong="a window shows one token too many", seen="visible")
-def window_one_wide(original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False) -> Any:
+@breaks(
+    "KVCache.make_mask", "BatchRotatingKVCache.make_mask", wrong="a window shows one token too many", seen="visible"
+)
+def window_one_wide(
+    original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False
+) -> Any:
     return original(self, n, window_size and window_size + 1, return_array)
 
 
 @breaks("RotatingKVCache.make_mask", "BatchKVCache.make_mask", wrong="a window shows one token too few", seen="visible")
-def window_one_narrow(original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False) -> Any:
+def window_one_narrow(
+    original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False
+) -> Any:
     return original(self, n, max(1, window_size - 1) if window_size and window_size > 0 else window_size, return_array)
 
 
@@ -87,7 +95,9 @@ def sinks_widen_the_window(original: Any, n: int, width: int, window: int | None
 
 
 @breaks("KVCache.make_mask", wrong="the mask is made for the state after the update", seen="mask_width")
-def made_for_the_state_after(original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False) -> Any:
+def made_for_the_state_after(
+    original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False
+) -> Any:
     self.offset += max(0, n)
     try:
         return original(self, n, window_size, return_array)
@@ -95,13 +105,17 @@ def made_for_the_state_after(original: Any, self: Any, n: int, window_size: int 
         self.offset -= max(0, n)
 
 
-@makes_another_mask("RotatingKVCache", "BatchRotatingKVCache", wrong="a wrapped ring's mask is made for the head after the update")
+@makes_another_mask(
+    "RotatingKVCache", "BatchRotatingKVCache", wrong="a wrapped ring's mask is made for the head after the update"
+)
 def made_for_the_head_after(mask: Any, cache: Any, n: int, window: int | None) -> Any:
     wrapped = n == 1 and _is_array(mask) and int(mx.array(cache.offset).max()) >= cache.max_size
     return mx.roll(mask, 1, axis=-1) if wrapped else mask
 
 
-@makes_another_mask("KVCache", "BatchKVCache", wrong="the mask is one column narrower than the fetch", seen="mask_width")
+@makes_another_mask(
+    "KVCache", "BatchKVCache", wrong="the mask is one column narrower than the fetch", seen="mask_width"
+)
 def one_column_narrow(mask: Any, cache: Any, n: int, window: int | None) -> Any:
     return mask[..., 1:] if _is_array(mask) else mask
 
@@ -135,12 +149,16 @@ def additive(mask: Any, cache: Any, n: int, window: int | None) -> Any:
     return mx.where(mask, 0.0, -mx.inf) if _is_array(mask) else mask
 
 
-@makes_another_mask("RotatingKVCache", "BatchRotatingKVCache", wrong="a window wider than the ring lifts the ring's own")
+@makes_another_mask(
+    "RotatingKVCache", "BatchRotatingKVCache", wrong="a window wider than the ring lifts the ring's own"
+)
 def wide_window_lifts_the_ring(mask: Any, cache: Any, n: int, window: int | None) -> Any:
     return "causal" if n > 1 and window is not None and window > cache.max_size else mask
 
 
-@makes_another_mask("BatchRotatingKVCache", wrong="making a mask already counts the pads out that the update will evict", seen="")
+@makes_another_mask(
+    "BatchRotatingKVCache", wrong="making a mask already counts the pads out that the update will evict", seen=""
+)
 def mask_moves_the_pads(mask: Any, cache: Any, n: int, window: int | None) -> Any:
     if n == 1 and cache.size() == cache.max_size:
         cache._pads = tuple(max(0, p - 1) for p in cache._pads)

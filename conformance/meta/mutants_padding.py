@@ -30,34 +30,50 @@ def rolled_by_the_most(original: Any, array: mx.array, shifts: Sequence[int], wi
     return original(array, [max(shifts)] * len(shifts) if shifts else shifts, width)
 
 
-@breaks("BatchKVCache.finalize", "BatchRotatingKVCache.finalize", wrong="keys are rolled and values are not", seen="values")
+@breaks(
+    "BatchKVCache.finalize", "BatchRotatingKVCache.finalize", wrong="keys are rolled and values are not", seen="values"
+)
 def values_not_rolled(original: Any, self: Any) -> None:
     before = self.values
     original(self)
     self.values = before
 
 
-@breaks("BatchKVCache.finalize", "BatchRotatingKVCache.finalize", wrong="offsets go on counting right pads", seen="offset")
+@breaks(
+    "BatchKVCache.finalize", "BatchRotatingKVCache.finalize", wrong="offsets go on counting right pads", seen="offset"
+)
 def offsets_keep_right_pads(original: Any, self: Any) -> None:
     before = self._offsets
     original(self)
     self._offsets = before
 
 
-@breaks("BatchKVCache.finalize", "BatchRotatingKVCache.finalize", wrong="right pads are visible once they were rolled to the front", seen="visible")
+@breaks(
+    "BatchKVCache.finalize",
+    "BatchRotatingKVCache.finalize",
+    wrong="right pads are visible once they were rolled to the front",
+    seen="visible",
+)
 def rolled_pads_visible(original: Any, self: Any) -> None:
     before = self._pads
     original(self)
     self._pads = before
 
 
-@breaks("BatchKVCache.finalize", "BatchRotatingKVCache.finalize", wrong="finalize does nothing before all announced columns came", seen="")
+@breaks(
+    "BatchKVCache.finalize",
+    "BatchRotatingKVCache.finalize",
+    wrong="finalize does nothing before all announced columns came",
+    seen="",
+)
 def early_finalize_ignored(original: Any, self: Any) -> None:
     if self._pending is None or self._pending.columns <= 0:
         original(self)
 
 
-@breaks("BatchKVCache.finalize", "BatchRotatingKVCache.finalize", wrong="rolled twice: the right pads stay pending", seen="")
+@breaks(
+    "BatchKVCache.finalize", "BatchRotatingKVCache.finalize", wrong="rolled twice: the right pads stay pending", seen=""
+)
 def still_pending(original: Any, self: Any) -> None:
     before = self._pending
     original(self)
@@ -91,7 +107,9 @@ def shorter_announcement(original: Any, first: Any, second: Any, *rows: int) -> 
     return joined._replace(columns=min(first.columns, second.columns))
 
 
-@breaks("padding.Pending.tokens_only", kinds=BATCHES, wrong="rows that join a pending batch take what comes as right pads")
+@breaks(
+    "padding.Pending.tokens_only", kinds=BATCHES, wrong="rows that join a pending batch take what comes as right pads"
+)
 def joined_rows_get_pads(original: Any, self: Any, rows: int) -> Any:
     return original(self, rows)._replace(lengths=(0,) * rows, waiting=(-1,) * rows)
 
@@ -101,7 +119,9 @@ def restored_without_pending(original: Any, cls: Any, state: Any) -> Any:
     return original(cls, state[:8] if "Rotating" in cls.__name__ else state[:5])
 
 
-@breaks("BatchKVCache.__deepcopy__", "BatchRotatingKVCache.__deepcopy__", wrong="a copied batch forgets what is pending")
+@breaks(
+    "BatchKVCache.__deepcopy__", "BatchRotatingKVCache.__deepcopy__", wrong="a copied batch forgets what is pending"
+)
 def copied_without_pending(original: Any, self: Any, memo: Any) -> Any:
     made = type(self).from_state(self.state)
     made._pending = None
@@ -132,7 +152,12 @@ def more_than_announced(original: Any, self: Any, n: int, due: Sequence[int]) ->
     return original(self._replace(columns=columns), n, due)
 
 
-@breaks("BatchKVCache.update_and_fetch", "BatchRotatingKVCache.update_and_fetch", wrong="an update of more than was announced is taken, though its mask is refused", seen="refusal")
+@breaks(
+    "BatchKVCache.update_and_fetch",
+    "BatchRotatingKVCache.update_and_fetch",
+    wrong="an update of more than was announced is taken, though its mask is refused",
+    seen="refusal",
+)
 def update_beyond_the_announcement(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     n, pending = keys.shape[2], self._pending
     if pending is not None and 0 <= pending.columns < n and keys.shape[:3] == values.shape[:3]:
@@ -140,7 +165,12 @@ def update_beyond_the_announcement(original: Any, self: Any, keys: mx.array, val
     return original(self, keys, values)
 
 
-@breaks("BatchKVCache._check_announced", "BatchRotatingKVCache._check_announced", wrong="a mask of more than was announced is made", seen="refusal crash")
+@breaks(
+    "BatchKVCache._check_announced",
+    "BatchRotatingKVCache._check_announced",
+    wrong="a mask of more than was announced is made",
+    seen="refusal crash",
+)
 def mask_beyond_the_announcement(original: Any, self: Any, n: int) -> None:
     return None
 
@@ -171,7 +201,12 @@ def lengths_without_left_pads(original: Any, self: Any, **given: Any) -> None:
         self._pending = self._pending._replace(lengths=lengths)
 
 
-@breaks("BatchKVCache.prepare", "BatchRotatingKVCache.prepare", wrong="left padding announced later takes the place of the first", seen="offset")
+@breaks(
+    "BatchKVCache.prepare",
+    "BatchRotatingKVCache.prepare",
+    wrong="left padding announced later takes the place of the first",
+    seen="offset",
+)
 def left_padding_replaced(original: Any, self: Any, **given: Any) -> None:
     before = self._pads, self._offsets
     original(self, **given)
@@ -196,12 +231,22 @@ def pads_of_nan(original: Any, like: mx.array, n: int) -> Any:
     return [mx.full(spare.shape, mx.nan, spare.dtype) for spare in original(like, n)]
 
 
-@breaks("BatchKVCache._due", "BatchRotatingKVCache._due", wrong="left pads due are not counted against the lengths", seen="refusal")
+@breaks(
+    "BatchKVCache._due",
+    "BatchRotatingKVCache._due",
+    wrong="left pads due are not counted against the lengths",
+    seen="refusal",
+)
 def nothing_is_due(original: Any, self: Any) -> Any:
     return tuple(0 for _ in original(self))
 
 
-@breaks("BatchKVCache.__init__", "BatchRotatingKVCache.__init__", wrong="left pads that are due do not count in the offset", seen="offset")
+@breaks(
+    "BatchKVCache.__init__",
+    "BatchRotatingKVCache.__init__",
+    wrong="left pads that are due do not count in the offset",
+    seen="offset",
+)
 def offset_starts_at_zero(original: Any, self: Any, *given: Any) -> None:
     original(self, *given)
     self._offsets = tuple(0 for _ in self._offsets)

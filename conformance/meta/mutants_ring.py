@@ -32,12 +32,19 @@ def evicts_one_late(original: Any, ring: Any, n: int, in_order: bool = False) ->
     return write._replace(dropped=write.dropped - 1, evicted=write.evicted - 1, after=after)
 
 
-@breaks("ring_update.ring_write", kinds=RINGS, wrong="single tokens are appended as several are, never overwritten", seen="columns")
+@breaks(
+    "ring_update.ring_write",
+    kinds=RINGS,
+    wrong="single tokens are appended as several are, never overwritten",
+    seen="columns",
+)
 def never_wraps(original: Any, ring: Any, n: int, in_order: bool = False) -> Any:
     return original(ring, n, True)
 
 
-@breaks("ring_update.ring_write", kinds="RotatingKVCache", wrong="the wrapped head goes to slot 0: the sinks are evicted")
+@breaks(
+    "ring_update.ring_write", kinds="RotatingKVCache", wrong="the wrapped head goes to slot 0: the sinks are evicted"
+)
 def wraps_onto_the_sinks(original: Any, ring: Any, n: int, in_order: bool = False) -> Any:
     write = original(ring, n, in_order)
     if write.slot is None or not write.after.wrapped or ring.wrapped:
@@ -134,33 +141,55 @@ def one_pad_too_many(original: Any, ring: Any, n: int) -> Any:
     return after, pads + 1 if pads else 0, reorder
 
 
-@breaks("trim.ring_trim", kinds="BatchRotatingKVCache", wrong="a trim that crosses the head leaves the ring out of order")
+@breaks(
+    "trim.ring_trim", kinds="BatchRotatingKVCache", wrong="a trim that crosses the head leaves the ring out of order"
+)
 def not_put_in_order(original: Any, ring: Any, n: int) -> Any:
     after, pads, _ = original(ring, n)
     return after, pads, False
 
 
-@breaks("RotatingKVCache.trim_limit", "BatchRotatingKVCache.trim_limit", wrong="one token too many may be trimmed after wrapping", seen="refusal trimmable")
+@breaks(
+    "RotatingKVCache.trim_limit",
+    "BatchRotatingKVCache.trim_limit",
+    wrong="one token too many may be trimmed after wrapping",
+    seen="refusal trimmable",
+)
 def limit_one_high(original: Any, self: Any) -> Any:
     limit = original(self)
     held = int(mx.array(self.offset).min()) if mx.array(self.offset).size else 0
     return limit + 1 if 0 < limit < held else limit
 
 
-@breaks("RotatingKVCache.trim_limit", "BatchRotatingKVCache.trim_limit", wrong="one token too few may be trimmed after wrapping", seen="refusal trimmable")
+@breaks(
+    "RotatingKVCache.trim_limit",
+    "BatchRotatingKVCache.trim_limit",
+    wrong="one token too few may be trimmed after wrapping",
+    seen="refusal trimmable",
+)
 def limit_one_low(original: Any, self: Any) -> Any:
     limit = original(self)
     held = int(mx.array(self.offset).min()) if mx.array(self.offset).size else 0
     return limit - 1 if 0 < limit < held else limit
 
 
-@breaks("BatchRotatingKVCache.trim_limit", "BatchKVCache.trim_limit", wrong="the trim limit is the longest row's", seen="refusal trimmable")
+@breaks(
+    "BatchRotatingKVCache.trim_limit",
+    "BatchKVCache.trim_limit",
+    wrong="the trim limit is the longest row's",
+    seen="refusal trimmable",
+)
 def limit_of_the_longest_row(original: Any, self: Any) -> Any:
     offsets = self.offset.tolist()
     return max(original(self), *offsets) if offsets and original(self) == min(offsets) else original(self)
 
 
-@breaks("RotatingKVCache.is_trimmable", "BatchRotatingKVCache.is_trimmable", wrong="a wrapped ring says that everything may be trimmed", seen="trimmable")
+@breaks(
+    "RotatingKVCache.is_trimmable",
+    "BatchRotatingKVCache.is_trimmable",
+    wrong="a wrapped ring says that everything may be trimmed",
+    seen="trimmable",
+)
 def always_trimmable(original: Any, self: Any) -> bool:
     return True
 

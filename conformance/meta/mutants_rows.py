@@ -37,14 +37,23 @@ def values_in_reverse(original: Any, self: Any, rows: Any) -> None:
         self.values = self.values[::-1]
 
 
-@breaks("BatchKVCache.filter", "BatchRotatingKVCache.filter", wrong="offsets stay with the places and do not follow the rows", seen="offset")
+@breaks(
+    "BatchKVCache.filter",
+    "BatchRotatingKVCache.filter",
+    wrong="offsets stay with the places and do not follow the rows",
+    seen="offset",
+)
 def offsets_do_not_follow(original: Any, self: Any, rows: Any) -> None:
     before = self._offsets
     original(self, rows)
     self._offsets = before[: len(self._offsets)]
 
 
-@breaks("BatchKVCache.filter", "BatchRotatingKVCache.filter", wrong="left padding stays with the places and does not follow the rows")
+@breaks(
+    "BatchKVCache.filter",
+    "BatchRotatingKVCache.filter",
+    wrong="left padding stays with the places and does not follow the rows",
+)
 def pads_do_not_follow(original: Any, self: Any, rows: Any) -> None:
     before = dict(enumerate(self._pads))
     original(self, rows)
@@ -52,7 +61,11 @@ def pads_do_not_follow(original: Any, self: Any, rows: Any) -> None:
     self._pads = tuple(max(0, before[i] - dropped[0]) for i in range(len(self._pads)))
 
 
-@breaks("BatchKVCache._useless_columns", wrong="columns that are padding in every row left are kept", seen="size shape_of_keys")
+@breaks(
+    "BatchKVCache._useless_columns",
+    wrong="columns that are padding in every row left are kept",
+    seen="size shape_of_keys",
+)
 def useless_columns_kept(original: Any, self: Any, pads: Any) -> int:
     return 0
 
@@ -97,7 +110,11 @@ def extend_finalizes_the_other(original: Any, self: Any, other: Any) -> None:
         other.finalize()
 
 
-@breaks("BatchRotatingKVCache.extend", wrong="the other batch is put in temporal order, where its head is lost", seen="columns")
+@breaks(
+    "BatchRotatingKVCache.extend",
+    wrong="the other batch is put in temporal order, where its head is lost",
+    seen="columns",
+)
 def extend_reorders_the_other(original: Any, self: Any, other: Any) -> None:
     original(self, other)
     if other is not self and other.offset.size:
@@ -108,7 +125,12 @@ def extend_reorders_the_other(original: Any, self: Any, other: Any) -> None:
             other.state = state
 
 
-@breaks("BatchKVCache.extend", "BatchRotatingKVCache.extend", wrong="rows of a batch without columns are lost when it is extended", seen="rows")
+@breaks(
+    "BatchKVCache.extend",
+    "BatchRotatingKVCache.extend",
+    wrong="rows of a batch without columns are lost when it is extended",
+    seen="rows",
+)
 def extend_replaces_an_empty_batch(original: Any, self: Any, other: Any) -> None:
     rows = self.offset.size
     empty = self.keys is None
@@ -117,7 +139,12 @@ def extend_replaces_an_empty_batch(original: Any, self: Any, other: Any) -> None
         self.filter(list(range(rows, self.offset.size)))
 
 
-@breaks("BatchKVCache.extend", "BatchRotatingKVCache.extend", wrong="an other batch without columns brings no rows", seen="rows")
+@breaks(
+    "BatchKVCache.extend",
+    "BatchRotatingKVCache.extend",
+    wrong="an other batch without columns brings no rows",
+    seen="rows",
+)
 def extend_by_an_empty_batch_ignored(original: Any, self: Any, other: Any) -> None:
     if getattr(other, "keys", True) is not None or not isinstance(other, type(self)):
         original(self, other)
@@ -131,7 +158,9 @@ def extend_counts_columns(original: Any, self: Any, other: Any) -> None:
     self._offsets = self._offsets[:mine] + held
 
 
-@breaks("merge.pad_front", kinds="BatchKVCache BatchRotatingKVCache", wrong="shorter rows are padded behind their tokens")
+@breaks(
+    "merge.pad_front", kinds="BatchKVCache BatchRotatingKVCache", wrong="shorter rows are padded behind their tokens"
+)
 def padded_behind(original: Any, array: mx.array, n: int) -> mx.array:
     padded = original(array, n)
     return mx.roll(padded, -n, axis=2) if n > 0 else padded
@@ -191,7 +220,11 @@ def extract_keeps_pads(original: Any, self: Any, row: int) -> Any:
     return type(made).from_state((keys[row : row + 1], values[row : row + 1], keys.shape[2]))
 
 
-@breaks("BatchKVCache.extract", "BatchRotatingKVCache.extract", wrong="an extracted cache keeps pending right pads as tokens")
+@breaks(
+    "BatchKVCache.extract",
+    "BatchRotatingKVCache.extract",
+    wrong="an extracted cache keeps pending right pads as tokens",
+)
 def extract_keeps_right_pads(original: Any, self: Any, row: int) -> Any:
     there = copy.deepcopy(self)
     there._pending = None
@@ -224,9 +257,12 @@ def extract_removes_the_row(original: Any, self: Any, row: int) -> Any:
 # -- solo caches of several rows ------------------------------------------------------------------
 
 
-@breaks("KVCache.update_and_fetch", "RotatingKVCache.update_and_fetch", wrong="all rows of a solo cache get the first one's tokens", seen="visible")
+@breaks(
+    "KVCache.update_and_fetch",
+    "RotatingKVCache.update_and_fetch",
+    wrong="all rows of a solo cache get the first one's tokens",
+    seen="visible",
+)
 def first_row_for_all(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     first = (mx.broadcast_to(x[:1], x.shape) for x in (keys, values))
     return original(self, *first)
-
-

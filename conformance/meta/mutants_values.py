@@ -15,19 +15,31 @@ UPDATES = tuple(f"{kind}.update_and_fetch" for kind in ALL)
 # -- dtypes ---------------------------------------------------------------------------------------
 
 
-@breaks("KVCache.update_and_fetch", "BatchRotatingKVCache.update_and_fetch", wrong="the fetch is in float32", seen="dtype")
+@breaks(
+    "KVCache.update_and_fetch", "BatchRotatingKVCache.update_and_fetch", wrong="the fetch is in float32", seen="dtype"
+)
 def fetched_in_float32(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     return tuple(x.astype(mx.float32) for x in original(self, keys, values))
 
 
-@breaks("RotatingKVCache.update_and_fetch", "BatchKVCache.update_and_fetch", wrong="values are stored in the dtype of half the width", seen="dtype")
+@breaks(
+    "RotatingKVCache.update_and_fetch",
+    "BatchKVCache.update_and_fetch",
+    wrong="values are stored in the dtype of half the width",
+    seen="dtype",
+)
 def values_in_float16(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     narrow = mx.float16 if values.dtype == mx.float32 else values.dtype
     fetched_keys, fetched_values = original(self, keys, values)
     return fetched_keys, fetched_values.astype(narrow)
 
 
-@breaks("KVCache.update_and_fetch", "BatchRotatingKVCache.update_and_fetch", wrong="values are stored in the keys' dtype", seen="dtype")
+@breaks(
+    "KVCache.update_and_fetch",
+    "BatchRotatingKVCache.update_and_fetch",
+    wrong="values are stored in the keys' dtype",
+    seen="dtype",
+)
 def values_in_the_keys_dtype(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     return original(self, keys, values.astype(keys.dtype))
 
@@ -37,7 +49,11 @@ def empty_rows_in_float32(original: Any, rows: int, heads: Any) -> Any:
     return tuple(x.astype(mx.float32) for x in original(rows, heads))
 
 
-@breaks("append.spare_columns", kinds="KVCache BatchKVCache", wrong="spare columns are of float32, and so is all that they are joined to")
+@breaks(
+    "append.spare_columns",
+    kinds="KVCache BatchKVCache",
+    wrong="spare columns are of float32, and so is all that they are joined to",
+)
 def spare_columns_in_float32(original: Any, like: mx.array, n: int) -> Any:
     return [x.astype(mx.float32) for x in original(like, n)]
 
@@ -45,7 +61,11 @@ def spare_columns_in_float32(original: Any, like: mx.array, n: int) -> Any:
 # -- keys, values, heads --------------------------------------------------------------------------
 
 
-@breaks("KVCache.update_and_fetch", "BatchKVCache.update_and_fetch", wrong="keys and values are fetched in each other's place")
+@breaks(
+    "KVCache.update_and_fetch",
+    "BatchKVCache.update_and_fetch",
+    wrong="keys and values are fetched in each other's place",
+)
 def keys_for_values(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     return original(self, keys, values)[::-1]
 
@@ -55,7 +75,12 @@ def heads_reversed(original: Any, self: Any, keys: mx.array, values: mx.array) -
     return tuple(x[:, ::-1] for x in original(self, keys, values))
 
 
-@breaks("BatchKVCache.merge", "BatchRotatingKVCache.merge", wrong="the values' heads are merged in reverse order", seen="values")
+@breaks(
+    "BatchKVCache.merge",
+    "BatchRotatingKVCache.merge",
+    wrong="the values' heads are merged in reverse order",
+    seen="values",
+)
 def value_heads_reversed(original: Any, cls: Any, caches: Any) -> Any:
     batch = original(cls, caches)
     if batch.values is not None:
@@ -63,14 +88,24 @@ def value_heads_reversed(original: Any, cls: Any, caches: Any) -> Any:
     return batch
 
 
-@breaks("KVCache.update_and_fetch", "RotatingKVCache.update_and_fetch", wrong="of several tokens the values are the last one's", seen="values")
+@breaks(
+    "KVCache.update_and_fetch",
+    "RotatingKVCache.update_and_fetch",
+    wrong="of several tokens the values are the last one's",
+    seen="values",
+)
 def last_value_repeated(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     if keys.shape[:3] == values.shape[:3]:
         values = mx.broadcast_to(values[:, :, -1:], values.shape)
     return original(self, keys, values)
 
 
-@breaks("KVCache.update_and_fetch", "BatchKVCache.update_and_fetch", wrong="the features are a little off", seen="visible values")
+@breaks(
+    "KVCache.update_and_fetch",
+    "BatchKVCache.update_and_fetch",
+    wrong="the features are a little off",
+    seen="visible values",
+)
 def a_bit_off(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     fetched_keys, fetched_values = original(self, keys, values)
     return fetched_keys, fetched_values * 1.01
@@ -108,7 +143,12 @@ def never_empty(original: Any, self: Any) -> bool:
     return False
 
 
-@breaks("BatchKVCache.empty", "BatchRotatingKVCache.empty", wrong="a batch without rows is not empty while it has columns", seen="empty")
+@breaks(
+    "BatchKVCache.empty",
+    "BatchRotatingKVCache.empty",
+    wrong="a batch without rows is not empty while it has columns",
+    seen="empty",
+)
 def empty_counts_columns(original: Any, self: Any) -> bool:
     return self.keys is None
 
@@ -133,7 +173,12 @@ def nbytes_needs_keys(original: Any, self: Any) -> int:
     return int(self.keys.nbytes + self.values.nbytes)
 
 
-@breaks("BatchKVCache.offset", "BatchRotatingKVCache.offset", wrong="the offset is one short while padding is pending", seen="offset")
+@breaks(
+    "BatchKVCache.offset",
+    "BatchRotatingKVCache.offset",
+    wrong="the offset is one short while padding is pending",
+    seen="offset",
+)
 def offset_short_while_pending(original: Any, self: Any) -> Any:
     return original(self) - (self._pending is not None)
 
