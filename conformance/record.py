@@ -133,7 +133,8 @@ class Recorder:
         always = ("mask", "width") if self.found else ()
         upstream = {name: value for name, value in recorded.items() if name in always or lawful.get(name) != value}
         if lawful.get("refused") and "rows" in recorded:
-            upstream = {"done": True, **upstream}
+            garbage = self.deviation is not None and self.deviation.garbage
+            upstream = {"done": True} if garbage else {"done": True, **upstream}
         for found in wrong:
             if found.observable in UNRECORDED:
                 lawful[found.observable] = getattr(self.reference.last, found.observable)

@@ -73,7 +73,7 @@ def run(
     jobs: int,
     directory: Path,
     expected: Path | None,
-    console: Console,
+    console: Console | None,
 ) -> Result:
     """Run everything. Raises AdapterError when the implementation cannot be driven."""
     start = time.monotonic()
@@ -103,10 +103,12 @@ def run(
                     result.findings[signature] = found, trace
             progress.update(bar, completed=min(sequences, result.tally.sequences))
         bar = progress.add_task("shrinking", total=len(result.findings))
-        for signature, (_, random) in sorted(result.findings.items()):
-            found, trace = shrink(random, signature, adapters)
-            result.findings[signature] = found, trace
-            result.paths[signature] = write_trace(found, trace, directory)
+        unexpected = set(result.unexpected)
+        for signature, (found, random) in sorted(result.findings.items()):
+            # What is expected has a recorded trace already, as short as can be.
+            shown = shrink(random, signature, adapters) if signature in unexpected else (found, random)
+            result.findings[signature] = shown
+            result.paths[signature] = write_trace(*shown, directory)
             progress.advance(bar)
     result.seconds = time.monotonic() - start
     return result
@@ -149,9 +151,9 @@ def _task(
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
+def _progress(console: Console | None) -> Iterator[Progress]:
     columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, disable=console is None) as progress:
         yield progress
 
 
@@ -273,7 +275,7 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def main(arguments: Any) -> int:
     """The verb; returns the exit code."""
-    console = Console(stderr=arguments.json, quiet=arguments.quiet)
+    console = Console(stderr=arguments.json)
     result = run(
         arguments.impl,
         arguments.sequences,
@@ -281,7 +283,7 @@ def main(arguments: Any) -> int:
         arguments.jobs,
         arguments.directory,
         arguments.expected,
-        console,
+        None if arguments.quiet else console,
     )
     if arguments.json:
         json.dump(as_json(result), sys.stdout, indent=1)

@@ -45,8 +45,8 @@ from conformance.situations.build import (
 )
 from reference.temporal_order import temporal_slots
 
-some = settings(derandomize=True, deadline=None, max_examples=30)
-few = settings(some, max_examples=15)
+some = settings(derandomize=True, deadline=None, max_examples=20)
+few = settings(some, max_examples=10)
 
 chunks = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 chunks_or_none = st.lists(st.integers(1, 4), min_size=0, max_size=4)

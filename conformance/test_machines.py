@@ -32,8 +32,8 @@ def test_random_sequences_find_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_seed_gives_the_same_tally(kind: str) -> None:
-    assert campaign_of(kind, 12).tally == campaign_of(kind, 12).tally
+    assert campaign_of(kind, 8).tally == campaign_of(kind, 8).tally
 
 
 def test_another_seed_gives_other_sequences() -> None:
-    assert campaign_of("KVCache", 12).tally != campaign_of("KVCache", 12, SEED + 1).tally
+    assert campaign_of("KVCache", 8).tally != campaign_of("KVCache", 8, SEED + 1).tally

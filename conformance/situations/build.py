@@ -34,6 +34,8 @@ class Deviation(Situation):
     """The observable that is wrong."""
     before: tuple[str, ...] = ()
     """Observables that are wrong at earlier steps and leave the caches in step."""
+    garbage: bool = False
+    """Upstream reads beyond an array, which differs from run to run: only that it was done is recorded."""
 
 
 def situation(path: str, description: str, flags: str, *parts: Part, config: Config | None = None) -> Situation:
@@ -50,12 +52,13 @@ def deviation(
     does: str,
     right: str,
     before: tuple[str, ...] = (),
+    garbage: bool = False,
     config: Config | None = None,
 ) -> Deviation:
     """A deviation, whose flags always hold `Deviation`."""
     operations = tuple(_flat(parts))
     words = ("Deviation", *flags.split())
-    return Deviation(path, description, words, operations, config or Config(), does, right, about, before)
+    return Deviation(path, description, words, operations, config or Config(), does, right, about, before, garbage)
 
 
 def _flat(parts: Sequence[Part]) -> Iterator[ops.Operation]:

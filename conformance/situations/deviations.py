@@ -611,6 +611,29 @@ CALLS: tuple[Deviation, ...] = (
         does="made; its third token is written to no slot and is lost",
         right="refused",
     ),
+    deviation(
+        "D33-extend-by-another-kind",
+        "a batch is not extended by a solo cache",
+        "Refusal",
+        batch(0),
+        solo("z", cache="y"),
+        extend("y", "b"),
+        about="crash",
+        does="AttributeError",
+        right="refused",
+    ),
+    deviation(
+        "D34-filter-of-a-row-that-is-not-there",
+        "filter refuses a row that is not there",
+        "Refusal",
+        batch(0, 0),
+        feed(2),
+        keep("z"),
+        about="refusal",
+        does="reads beyond the arrays, without an error",
+        right="refused with an IndexError",
+        garbage=True,
+    ),
 )
 
 DEVIATIONS: tuple[Deviation, ...] = (*VISIBILITY, *STATE, *CALLS)
