@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -180,19 +181,21 @@ def print_result(result: Result, console: Console) -> None:
 
 
 def _print_findings(result: Result, console: Console) -> None:
-    full = REPORTS_IN_FULL if len(result.findings) > REPORTS_IN_FULL else len(result.findings)
     adapters = [make_adapter("reference"), make_adapter(result.implementation)]
-    ordered = sorted(result.findings, key=lambda s: (s not in result.unexpected, s))
-    for number, signature in enumerate(ordered):
+    unexpected = sorted(result.unexpected)
+    for signature in unexpected:
         found, trace = result.findings[signature]
         path = result.paths[signature]
-        known = expected_failures.match(signature, result.expectations)
-        if known is None and number < full and len(result.findings) <= REPORTS_IN_FULL:
+        if len(unexpected) <= REPORTS_IN_FULL:
             text = report(found, trace, path, adapters)
         else:
             text = f"{signature}\n  {found.sentence()}\n  replay  {replay_line(path, result.implementation)}"
-        mark = f"expected ({known.name}: {known.reason})\n" if known else ""
-        console.print(f"{mark}{text}\n", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{text}\n", markup=False, highlight=False, soft_wrap=True)
+    matched = [expected_failures.match(signature, result.expectations) for signature in result.findings]
+    for expectation, times in sorted(Counter(m for m in matched if m).items(), key=lambda item: item[0].name):
+        console.print(
+            f"expected  {expectation.name:<5} {times:>3}  {expectation.reason}", markup=False, highlight=False
+        )
 
 
 def reached_table(tally: Tally) -> Table:

@@ -1,0 +1,1 @@
+"""The conformance harness: see README.md beside this file."""
