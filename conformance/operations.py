@@ -161,7 +161,28 @@ def from_dict(data: dict[str, Any]) -> Operation:
         raise ValueError(f"operation {name!r} needs the field {', '.join(missing)}")
     for key, value in given.items():
         given[key] = _field(name, key, str(known[key].type), value)
-    return cls(**given)
+    operation = cls(**given)
+    if fault := _fault(operation):
+        raise ValueError(f"operation {name!r}: {fault}")
+    return operation
+
+
+def _fault(operation: Operation) -> str | None:
+    """What is wrong with an operation whose fields are of the right types."""
+    match operation:
+        case New(kind=kind) if kind not in KINDS:
+            return f"kind is {kind!r}, but should be one of {', '.join(KINDS)}"
+        case New(kind=kind, max_size=size) if ("Rotating" in kind) != (size is not None):
+            return f"a {kind} with max_size {size}"
+        case New(rows=rows, left_padding=padding) if padding is not None and len(padding) != len(rows):
+            return f"left_padding {list(padding)} for the rows {list(rows)}"
+        case Update(variant=variant) if variant not in VARIANTS:
+            return f"variant is {variant!r}, but should be one of {', '.join(VARIANTS)}"
+        case Filter(rows=rows, names=names) if len(rows) != len(names):
+            return f"names {list(names)} for the rows {list(rows)}"
+        case Merge(caches=caches, names=names) if len(caches) != len(names):
+            return f"names {list(names)} for the caches {list(caches)}"
+    return None
 
 
 def _field(operation: str, name: str, declared: str, value: Any) -> Any:

@@ -39,8 +39,8 @@ def main(arguments: Any) -> int:
         else:
             print(report(found, trace, path, adapters))
         return 1
-    except (KeyError, StopIteration) as error:
-        print(f"{path}: step {len(steps) + 1} names a cache or row that is not there: {error}", file=sys.stderr)
+    except (KeyError, StopIteration, ValueError) as error:
+        print(f"{path}: step {len(steps) + 1} does not fit the caches and rows there are: {error}", file=sys.stderr)
         return 2
     if arguments.json:
         print(json.dumps({"passed": True, "steps": steps}, indent=1))

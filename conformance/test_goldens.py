@@ -340,7 +340,7 @@ def test_a_step_on_a_cache_that_is_not_there_is_refused(tmp_path: Path, referenc
 def test_names_that_are_too_few_are_refused(tmp_path: Path, reference: Adapter) -> None:
     path = copied(SMALL, tmp_path)
     edited(path, lambda d: d["steps"][14].update(names=[]))
-    with pytest.raises(TraceError, match="step 8 names more rows or fewer than there are"):
+    with pytest.raises(TraceError, match=r"step 8: operation 'filter': names \[\] for the rows"):
         check_golden(path, [reference])
 
 

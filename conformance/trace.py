@@ -122,7 +122,8 @@ def parse(data: Any) -> Trace:
 
 def _steps(data: list[Any]) -> tuple[Step, ...]:
     steps: list[Step] = []
-    for number, item in enumerate(data, 1):
+    for item in data:
+        number = len(steps) + 1
         if not isinstance(item, dict):
             raise ValueError(f"step {number} is no object")
         if "checks" in item:
