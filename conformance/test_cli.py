@@ -413,7 +413,7 @@ UNREADABLE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another format": (lambda data: data.update(format=2), "format is 2, but this reader knows format 1"),
     "an unknown operation": (lambda data: data["steps"][1].update(op="updaet"), "step 2: unknown operation 'updaet'; "),
     "an unknown field": (lambda data: data["steps"][1].update(n=1), "step 2: operation 'update' has no field n"),
-    "a cache that was never made": (lambda data: data["steps"][2].update(cache="y"), "step 3 names a cache or row "),
+    "a cache that was never made": (lambda data: data["steps"][2].update(cache="y"), "step 3 does not fit the caches "),
 }
 
 

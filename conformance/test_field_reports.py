@@ -170,6 +170,12 @@ def test_d4_kin_a_wrapped_ring_gives_back_the_token_that_it_just_took() -> None:
             assert saw(checks, "a") == upto(count, 4)
 
 
+def test_d4_kin_a_slot_that_a_trim_has_emptied_is_not_given_back_again() -> None:
+    assert refused(ring(4), ones(6), trim(1), trim(1))
+    assert refused(batch_ring(4, 0, 1), ones(6), trim(1), trim(1))
+    assert saw(play(batch_ring(4, 3, 3), ones(6), trim(1), trim(1), feed(1)), "a") == [0, 1]
+
+
 @pytest.mark.parametrize("several", [2, 4, 7])
 def test_d4_kin_after_several_tokens_as_many_can_be_dropped_and_no_more(several: int) -> None:
     for n in range(1, several + 1):
@@ -429,7 +435,8 @@ def test_r3_kin_nothing_handed_out_changes_whatever_comes_after(kind: str, after
     for fed in ((1,), (3,), (4,), (1, 1, 1, 1, 1, 1), (6,), (6, 1)):
         cache = SURFACE[kind]()
         fetches = [array for tokens in fed for array in step(cache, tokens)]
-        held = [*cache.state, *cache.keys_and_values(), *fetches[-2:], cache.offset, getattr(cache, "left_padding", 0)]
+        held = [*cache.state, *cache.keys_and_values(), *fetches[-2:], cache.keys, cache.values, cache.offset]
+        held.append(getattr(cache, "left_padding", None))
         before = read(held)
         AFTERWARDS[afterwards](cache)
         assert read(held) == before
@@ -546,19 +553,31 @@ def test_r10_pads_take_no_weight_wherever_they_come_from(size: int | None, fed: 
 
 
 @pytest.mark.parametrize(
-    ("new", "before", "fed", "n"),
+    ("new", "before", "fed", "n", "tokens"),
     [
-        (ring(4), 6, 1, 1),
-        (ring(4), 0, 6, 2),
-        (ring(4), 6, 3, 3),
-        (batch_ring(4, 0, 1), 6, 1, 1),
-        (batch_ring(4, 0, 1), 6, 3, 2),
-        (batch(0, 1), 0, 4, 3),
+        (ring(4), 6, 1, 1, 6),
+        (ring(4), 0, 6, 2, 4),
+        (ring(4), 6, 3, 3, 6),
+        (batch_ring(4, 0, 1), 6, 1, 1, 6),
+        (batch_ring(4, 0, 1), 6, 3, 2, 7),
+        (batch_ring(4, 4, 4), 6, 1, 3, 0),  # wrapped, and only pads were evicted
+        (batch(0, 1), 0, 4, 3, 1),
     ],
 )
-def test_r10_kin_tokens_that_were_dropped_take_no_weight(new: ops.New, before: int, fed: int, n: int) -> None:
-    checks = play(new, ones(before), feed(fed), trim(n), feed(1), config=ATTEND)
-    assert saw(checks, "a") == upto(before + fed - n + 1, 4)
+def test_r10_kin_tokens_that_were_dropped_take_no_weight(
+    new: ops.New, before: int, fed: int, n: int, tokens: int
+) -> None:
+    for more in (1, 2, 3):
+        checks = play(new, ones(before), feed(fed), trim(n), feed(more, 1), config=ATTEND)
+        assert saw(checks, "a") == upto(tokens + more + 1, new.max_size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_r10_kin_pads_that_a_merge_or_another_batch_brings_take_no_weight(size: int | None) -> None:
+    two = (one(size, "a", "i"), one(size, "b", "j"), feed(3, cache="i"), feed(1, cache="j"), merge("ij", "pq"))
+    longer = (rows(size, 0, 4, names="cd", cache="y"), feed(6, cache="y"))
+    checks = play(two, feed(1), longer, extend("y", "rs"), feed(1, 2, 1), config=ATTEND)
+    assert [saw(checks, row) for row in "pqrs"] == [upto(tokens, size) for tokens in (8, 6, 10, 6)]
 
 
 # -- R13: batches of one row, of empty rows, and of rows that leave at once ------------------------

@@ -403,9 +403,16 @@ CONFIGS = (
 @few
 @given(padding=paddings, fed=chunks, size=sizes)
 def test_dtype_and_heads_change_nothing_that_a_row_sees(padding: list[int], fed: list[int], size: int | None) -> None:
-    one = Play(padded(size, padding), feed(*fed, 1, 2))
+    whole = (
+        (padded(size, padding), feed(*fed, 1)),
+        (padded(size, [0, 1], "ef", "y"), feed(2, 1, cache="y"), extend("y", "pq")),
+        (prepare(*(1 + b for b in range(len(padding) + 2))), feed(len(padding) + 2), finalize()),
+        (extract("a", "i", "r"), extract("q", "j", "s"), feed(1, 2, cache="i"), merge("ji", "tu", into="z")),
+        (feed(1, 2), feed(1, 2, cache="z")),
+    )
+    one = Play(whole)
     for config in CONFIGS:
-        same(one, Play(padded(size, padding), feed(*fed, 1, 2), config=config))
+        same(one, Play(whole, config=config))
 
 
 # -- storage ---------------------------------------------------------------------------------------

@@ -91,6 +91,9 @@ def test_a_call_reads_as_a_person_would_write_it(operation: ops.Operation, text:
     assert ops.call(operation) == text
 
 
+NEW = {"op": "new", "cache": "x", "kind": "KVCache", "rows": ["a"]}
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -111,6 +114,13 @@ def test_a_call_reads_as_a_person_would_write_it(operation: ops.Operation, text:
         ({"op": "filter", "cache": "x", "rows": [0], "names": ["a"]}, r"rows is \[0\], but should be tuple"),
         ({"op": "prepare", "cache": "x", "lengths": [1, "2"]}, r"lengths is \[1, '2'\], but should be tuple"),
         ({"op": "prepare", "cache": "x", "lengths": 3}, "lengths is 3, but should be tuple"),
+        (NEW | {"kind": "Cache"}, "'new': kind is 'Cache', but should be one of KVCache, RotatingKVCache, "),
+        (NEW | {"kind": "BatchRotatingKVCache"}, "a BatchRotatingKVCache with max_size None"),
+        (NEW | {"max_size": 4}, "a KVCache with max_size 4"),
+        (NEW | {"kind": "BatchKVCache", "left_padding": [1, 2]}, r"left_padding \[1, 2\] for the rows \['a'\]"),
+        ({"op": "update", "cache": "x", "tokens": 1, "variant": "head"}, "variant is 'head', but should be one of"),
+        ({"op": "filter", "cache": "x", "rows": ["a"], "names": []}, r"names \[\] for the rows \['a'\]"),
+        ({"op": "merge", "cache": "x", "caches": [], "names": ["a"]}, r"names \['a'\] for the caches \[\]"),
     ],
 )
 def test_data_that_is_no_operation_is_refused_in_words(data: dict[str, Any], words: str) -> None:

@@ -1,10 +1,13 @@
-"""Hunting one mutant with the state machines: in small batches with fixed seeds, until it is found."""
+"""Hunting one mutant with the state machines: in batches with fixed seeds, until it is found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 import mlximpl
 from conformance.adapters.base import Adapter
@@ -13,11 +16,12 @@ from conformance.adapters.surface import SurfaceAdapter
 from conformance.driver import Found
 from conformance.machine import Campaign, explore
 from conformance.meta.mutant import Mutant
+from conformance.meta.registry import MUTANTS
 from conformance.shrink import shrink
 from conformance.trace import Trace
 
-BATCH = 100
-SEQUENCES_MAX = 400
+BATCH = 200
+SEQUENCES_MAX = 600
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Hunt:
     found: Found | None
     trace: Trace | None
     sequences: int
+    """How many were run, the one that found it included."""
 
     @property
     def steps(self) -> int:
@@ -53,19 +58,33 @@ def hunt(
 ) -> Hunt:
     """Run the kind's machine until something diverges, with the mutant applied (None: unmutated).
 
-    `small` shrinks what was found. The same mutant gives the same hunt with the same version of Hypothesis.
+    `small` shrinks what was found. With the same version of Hypothesis the same mutant gives the same hunt.
     """
-    sequences = 0
+    passed = 0
     with mutant.applied() if mutant else nullcontext():
         for number, first in enumerate(range(0, sequences_max, BATCH)):
             campaign = Campaign(adapters(), stop=True)
+
+            def count(campaign: Campaign = campaign) -> None:
+                nonlocal passed
+                passed += not campaign.findings
+
+            campaign.on_example = count
             explore(campaign, kind, min(BATCH, sequences_max - first), number)
-            if not campaign.findings:
-                sequences += campaign.tally.sequences
-                continue
-            ((signature, (found, trace)),) = campaign.findings.items()
-            sequences += campaign.tally.sequences - 1  # Hypothesis ran the last one again
-            if small:
-                found, trace = shrink(trace, signature, adapters())
-            return Hunt(found, trace, sequences)
-    return Hunt(None, None, sequences)
+            for signature, (found, trace) in campaign.findings.items():
+                shown = shrink(trace, signature, adapters()) if small else (found, trace)
+                return Hunt(*shown, passed + 1)
+    return Hunt(None, None, passed)
+
+
+def hunt_all(names: Iterable[str], small: bool = False) -> Iterator[tuple[str, Hunt]]:
+    """Hunt mutants of mlximpl by name, as many at a time as there are cores, four at most."""
+    wanted = list(names)
+    jobs = min(4, os.cpu_count() or 1)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from zip(wanted, pool.map(_hunt_one, wanted, [small] * len(wanted)), strict=True)
+
+
+def _hunt_one(name: str, small: bool) -> Hunt:
+    mutant = MUTANTS[name]
+    return hunt(mutant, mutant.kind, small=small)

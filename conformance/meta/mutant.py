@@ -6,7 +6,7 @@ A mutant is a function that stands in for another and is given that one first:
     def trim_clipped(original, self, n):
         return original(self, min(n, self.offset))
 
-The class itself is altered, so the mistake is met however a cache came about: made, merged, extracted, copied, restored.
+The class itself is altered, so the mistake is met however a cache came about: made, merged, extracted or restored.
 """
 
 from __future__ import annotations

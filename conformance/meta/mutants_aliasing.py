@@ -122,7 +122,7 @@ def copy_is_the_cache(original: Any, self: Any, memo: Any) -> Any:
     also={"append.overwrite": _written_in_place},
 )
 def copy_shares_the_buffers(original: Any, self: Any, memo: Any) -> Any:
-    made = type(self).__new__(type(self))
+    made = object.__new__(type(self))
     made.__dict__.update(self.__dict__)
     return made
 

@@ -13,7 +13,9 @@ Change = Callable[[Any, Any, int, int | None], Any]
 """(mask, cache, N, window_size) to the mask that is returned instead."""
 
 
-def makes_another_mask(*kinds: str, wrong: str, seen: str = "visible") -> Callable[[Change], tuple[Mutant, ...]]:
+def makes_another_mask(
+    *kinds: str, wrong: str, seen: str = "visible columns"
+) -> Callable[[Change], tuple[Mutant, ...]]:
     """A mutant of each kind's `make_mask`, which still does what it did before its result is changed."""
 
     def make(change: Change) -> tuple[Mutant, ...]:
@@ -65,7 +67,7 @@ def causal_beyond_max_size(mask: Any, cache: Any, n: int, window: int | None) ->
 
 
 @breaks(
-    "KVCache.make_mask", "BatchRotatingKVCache.make_mask", wrong="a window shows one token too many", seen="visible"
+    "KVCache.make_mask", "BatchRotatingKVCache.make_mask", wrong="a window shows one token too many", seen="visible columns"
 )
 def window_one_wide(
     original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False
@@ -73,20 +75,20 @@ def window_one_wide(
     return original(self, n, window_size and window_size + 1, return_array)
 
 
-@breaks("RotatingKVCache.make_mask", "BatchKVCache.make_mask", wrong="a window shows one token too few", seen="visible")
+@breaks("RotatingKVCache.make_mask", "BatchKVCache.make_mask", wrong="a window shows one token too few", seen="visible columns")
 def window_one_narrow(
     original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False
 ) -> Any:
     return original(self, n, max(1, window_size - 1) if window_size and window_size > 0 else window_size, return_array)
 
 
-@breaks("BatchKVCache.make_mask", wrong="a window is forgotten where there are pads", seen="visible")
+@breaks("BatchKVCache.make_mask", wrong="a window is forgotten where there are pads", seen="visible columns")
 def window_or_pads(original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False) -> Any:
     padded = max(self.left_padding.tolist(), default=0) > 0
     return original(self, n, None if padded and window_size and window_size > 0 else window_size, return_array)
 
 
-@breaks("masks.solo_mask", kinds="RotatingKVCache", wrong="the sinks widen the window", seen="visible")
+@breaks("masks.solo_mask", kinds="RotatingKVCache", wrong="the sinks widen the window", seen="visible columns")
 def sinks_widen_the_window(original: Any, n: int, width: int, window: int | None, *rest: Any, **more: Any) -> Any:
     return original(n, width, window and window + more.get("keep", 0), *rest, **more)
 
@@ -110,7 +112,7 @@ def made_for_the_state_after(
 )
 def made_for_the_head_after(mask: Any, cache: Any, n: int, window: int | None) -> Any:
     wrapped = n == 1 and _is_array(mask) and int(mx.array(cache.offset).max()) >= cache.max_size
-    return mx.roll(mask, 1, axis=-1) if wrapped else mask
+    return mx.roll(mask, 1, -1) if wrapped else mask
 
 
 @makes_another_mask(

@@ -108,7 +108,7 @@ def trim_of_nothing_refused(original: Any, self: Any, n: int) -> Any:
 # -- update ---------------------------------------------------------------------------------------
 
 
-@breaks(*SOLO_UPDATES, wrong="an update of no columns does nothing", seen="refusal")
+@breaks(*SOLO_UPDATES, wrong="an update of no columns does nothing", seen="refusal crash")
 def no_columns_ignored(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     if keys.shape[2] == 0 and self.keys is not None:
         return self.keys_and_values()
@@ -373,7 +373,7 @@ def second_prepare_taken(original: Any, self: Any, **given: Any) -> None:
     "BatchKVCache.prepare",
     "BatchRotatingKVCache.prepare",
     wrong="lengths hold where they disagree with the right padding",
-    seen="refusal",
+    seen="refusal trimmable",
 )
 def disagreement_taken(original: Any, self: Any, **given: Any) -> None:
     if "lengths" in given:

@@ -115,7 +115,7 @@ def sinks_hidden(original: Any, self: Any, n: int, *rest: Any, **more: Any) -> A
     return mask & (mx.arange(mask.shape[-1]) >= self.keep) if hide else mask
 
 
-@breaks("RotatingKVCache.make_mask", wrong="the sinks are shown to queries before them", seen="visible")
+@breaks("RotatingKVCache.make_mask", wrong="the sinks are shown to queries before them", seen="visible columns")
 def sinks_shown_early(original: Any, self: Any, n: int, *rest: Any, **more: Any) -> Any:
     mask = original(self, n, *rest, **more)
     return mask | (mx.arange(mask.shape[-1]) < self.keep) if isinstance(mask, mx.array) else mask

@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from conformance.meta.mutant import breaks
 
-
 # -- filter ---------------------------------------------------------------------------------------
 
 
@@ -71,7 +70,7 @@ def useless_columns_kept(original: Any, self: Any, pads: Any) -> int:
 
 
 @breaks("BatchKVCache._useless_columns", wrong="one column too many is dropped with the padding")
-def one_column_too_many(original: Any, self: Any, pads: Any) -> int:
+def one_column_too_many(original: Any, self: Any, pads: Any) -> Any:
     useless = original(self, pads)
     return useless + 1 if 0 < useless < self.size() else useless
 
@@ -163,7 +162,7 @@ def extend_counts_columns(original: Any, self: Any, other: Any) -> None:
 )
 def padded_behind(original: Any, array: mx.array, n: int) -> mx.array:
     padded = original(array, n)
-    return mx.roll(padded, -n, axis=2) if n > 0 else padded
+    return mx.roll(padded, -n, 2) if n > 0 else padded
 
 
 # -- merge ----------------------------------------------------------------------------------------
@@ -245,7 +244,7 @@ def extract_forgets_pads(original: Any, self: Any, row: int) -> Any:
     return made
 
 
-@breaks("BatchKVCache.extract", "BatchRotatingKVCache.extract", wrong="the row leaves the batch", seen="rows offset")
+@breaks("BatchKVCache.extract", "BatchRotatingKVCache.extract", wrong="the row leaves the batch", seen="")
 def extract_removes_the_row(original: Any, self: Any, row: int) -> Any:
     made = original(self, row)
     rows = list(range(self.offset.size))

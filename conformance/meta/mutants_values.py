@@ -1,4 +1,4 @@
-"""Mistakes in what is stored and fetched: dtypes, heads, keys and values apart, lost columns, what it says of itself."""
+"""Mistakes in what is stored and fetched: dtypes, heads, lost columns; and in what a cache says of itself."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def empty_counts_columns(original: Any, self: Any) -> bool:
 
 
 @breaks("BatchKVCache.size", "BatchRotatingKVCache.size", wrong="size is the longest row's offset", seen="size")
-def size_of_the_longest_row(original: Any, self: Any) -> int:
+def size_of_the_longest_row(original: Any, self: Any) -> Any:
     return max(0, *self.offset.tolist(), 0)
 
 

@@ -1,0 +1,111 @@
+"""The harness catches every mutant, finds nothing in what is whole, and notices when it is itself broken.
+
+Each mistake is hunted in one of the kinds that it breaks; `python -m conformance.meta` hunts it in all.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import mlximpl
+from conformance.meta import harness_mutants
+from conformance.meta.gaps import GAPS
+from conformance.meta.hunt import Hunt, against_the_reference, hunt, hunt_all, reference_alone
+from conformance.meta.mutant import Mutant, MutantError, breaks
+from conformance.meta.registry import MUTANTS, by_name, one_kind_each
+from conformance.operations import KINDS
+
+CHOSEN = one_kind_each()
+HARNESS = by_name([harness_mutants])
+
+
+def _marked(name: str) -> Any:
+    gap = GAPS.get(name)
+    return pytest.param(name, marks=pytest.mark.xfail(reason=gap, run=False)) if gap else name
+
+
+@pytest.fixture(scope="module")
+def hunts(request: pytest.FixtureRequest) -> dict[str, Hunt]:
+    """The hunts of all mutants that were selected, run side by side."""
+    here = [
+        item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
+    ]
+    names = [item.callspec.params.get("name") for item in here if hasattr(item, "callspec")]
+    return dict(hunt_all(name for name in names if name in MUTANTS and name not in GAPS))
+
+
+@pytest.mark.parametrize("name", map(_marked, CHOSEN))
+def test_a_mutant_is_caught(name: str, hunts: dict[str, Hunt]) -> None:
+    mutant, caught = MUTANTS[name], hunts[name]
+    assert caught.found is not None, f"survived {caught.sequences} sequences: {mutant.wrong}"
+    assert not mutant.seen or caught.found.observable in mutant.seen, caught.found.sentence()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_found_in_what_is_whole(kind: str) -> None:
+    assert hunt(None, kind, sequences_max=100).found is None
+
+
+def _of(prefix: str) -> list[Any]:
+    return [_marked(name) for name in HARNESS if name.startswith(prefix)]
+
+
+@pytest.mark.parametrize("name", _of("reference"))
+def test_the_ledger_catches_a_broken_reference(name: str) -> None:
+    found = hunt(HARNESS[name], HARNESS[name].kind, adapters=reference_alone).found
+    assert found is not None, HARNESS[name].wrong
+    assert (found.adapter, found.against) == ("reference", "ledger")
+
+
+@pytest.mark.parametrize("name", _of("ledger"))
+def test_a_broken_ledger_is_noticed(name: str) -> None:
+    found = hunt(HARNESS[name], HARNESS[name].kind, adapters=against_the_reference).found
+    assert found is not None, HARNESS[name].wrong
+    assert (found.adapter, found.against) == ("reference", "ledger")
+
+
+# -- the mutants themselves -----------------------------------------------------------------------
+
+
+def _held(module: ModuleType) -> dict[str, Any]:
+    classes = {kind: dict(vars(getattr(module, kind))) for kind in KINDS}
+    return {**vars(module), **classes}
+
+
+def test_a_mutant_leaves_nothing_behind() -> None:
+    before = _held(mlximpl)
+    for mutant in MUTANTS.values():
+        with mutant.applied():
+            pass
+    assert _held(mlximpl) == before
+
+
+def test_a_mutant_is_met_by_merged_and_extracted_caches() -> None:
+    (mutant,) = breaks("KVCache.size", wrong="everything has seven columns")(lambda original, self: 7)
+    with mutant.applied():
+        batch = mlximpl.KVCache.merge([mlximpl.KVCache()])
+        assert batch.extract(0).size() == 7
+    assert batch.extract(0).size() == 0
+
+
+@pytest.mark.parametrize("target", ["KVCache.no_such_method", "padding.no_such_function", "NoSuchClass.size"])
+def test_a_target_that_is_gone_is_named(target: str) -> None:
+    (mutant,) = breaks(target, wrong="nothing")(_nothing)
+    with pytest.raises(MutantError, match=f"mlximpl has no {target}"), mutant.applied():
+        pass
+
+
+def _nothing(original: Any, *rest: Any) -> None: ...
+
+
+def test_gaps_are_mutants() -> None:
+    assert GAPS.keys() <= MUTANTS.keys() | HARNESS.keys()
+
+
+def test_there_are_mutants_of_every_kind() -> None:
+    kinds = [MUTANTS[name].kind for name in CHOSEN]
+    assert all(kinds.count(kind) >= 20 for kind in KINDS)
+    assert all(isinstance(mutant, Mutant) for mutant in MUTANTS.values())
