@@ -33,8 +33,8 @@ class Row:
     history: list[Token] = field(default_factory=list)
     due: int = 0
     """Left pads announced and not yet fed."""
-    remaining: int = 0
-    """Of a pending prefill's columns to come: how many are no right pads."""
+    remaining: int | None = None
+    """Of a pending prefill's columns to come: how many are no right pads. None: all, nothing was announced for it."""
     promised: int | None = None
     """Right padding announced without a length, which the next update says."""
     right: int = 0
@@ -181,9 +181,10 @@ class Ledger:
         if not holding.ring or operation.tokens == 0:
             return True
         before_query = (holding.window(None) or 0) - 1
+        left = [len(row.history) - operation.tokens for row in holding.rows]
         return all(
-            row.floor <= holding.keep or len(row.history) - operation.tokens - before_query >= row.floor
-            for row in holding.rows
+            row.floor <= holding.keep or count <= holding.keep or count - before_query >= row.floor
+            for row, count in zip(holding.rows, left, strict=True)
         )
 
     # -- carrying it out ----------------------------------------------------------------------
@@ -271,10 +272,6 @@ class Ledger:
         holding, other = self.holdings[operation.cache], self.holdings[operation.other]
         joined = [_renamed(row, name) for row, name in zip(other.rows, operation.names, strict=True)]
         columns = _announced_by_both(holding, other)
-        for side, another, rows in ((holding, other, holding.rows), (other, holding, joined)):
-            if not side.pending and another.pending:
-                for row in rows:
-                    row.remaining, row.promised = (columns, None) if columns is not None else (0, 0)
         holding.rows = holding.rows + joined
         holding.pending = holding.pending or other.pending
         holding.announced = columns
@@ -288,8 +285,8 @@ class Ledger:
         holding = self.holdings[operation.cache]
         row = next(row for row in holding.rows if row.name == operation.row)
         alone = _renamed(row, operation.name)
-        alone.due = alone.remaining = alone.right = 0
-        alone.promised = None
+        alone.due = alone.right = 0
+        alone.remaining = alone.promised = None
         kind = holding.kind.removeprefix("Batch")
         self.holdings[operation.into] = Holding(
             kind,
@@ -356,10 +353,11 @@ def _feed(holding: Holding, count: int) -> list[list[Token | None]]:
 
 
 def _feed_one(row: Row, pending: bool) -> Token | None:
-    if pending and not row.remaining:
+    if pending and row.remaining == 0:
         row.right += 1
         return None
-    row.remaining -= pending
+    if row.remaining:
+        row.remaining -= 1
     if row.due:
         row.due -= 1
         return None
@@ -444,8 +442,8 @@ def _prepare(holding: Holding, operation: ops.Prepare) -> None:
 def _finalize(holding: Holding) -> None:
     holding.pending, holding.announced, holding.by_lengths = False, None, False
     for row in holding.rows:
-        row.remaining = row.right = 0
-        row.promised = None
+        row.right = 0
+        row.remaining = row.promised = None
 
 
 def _announced_by_both(holding: Holding, other: Holding) -> int | None:

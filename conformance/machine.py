@@ -411,6 +411,17 @@ class CacheMachine(RuleBasedStateMachine):
         if len(self.holdings[name].rows) + rows <= ROWS_MAX:
             self.run(ops.Extend(name, joined, self.row_names(rows)))
 
+    @precondition(lambda self: self.pick(0, lambda h: h.pending) is not None)
+    @rule(number=small, other=small, swapped=flag)
+    def extend_in_mid_prefill(self, number: int, other: int, swapped: bool) -> None:
+        pending, joined = self.pick(number, lambda holding: holding.pending), self.pick_batch(other)
+        if pending is None or joined is None or self.row_count > 90:
+            return
+        name, other_name = (joined, pending) if swapped else (pending, joined)
+        rows = len(self.holdings[other_name].rows)
+        if len(self.holdings[name].rows) + rows <= ROWS_MAX:
+            self.run(ops.Extend(name, other_name, self.row_names(rows)))
+
     @precondition(lambda self: self.pick_batch(0) is not None)
     @rule(number=small, other=small)
     def extend_by_another_kind(self, number: int, other: int) -> None:

@@ -166,3 +166,20 @@ def test_no_array_given_is_changed() -> None:
         mlximpl.roll_rows(batch, [1, 2])
         mlximpl.temporal_view(batch, 1)
         assert names(batch) == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_what_does_not_move_is_handed_out_as_a_new_array() -> None:
+    for take in (lambda x: mlximpl.filter_rows(x, x, [0, 1])[0], lambda x: mlximpl.roll_rows(x, [0, 0])):
+        given = mx.arange(4.0).reshape(2, 1, 2, 1)
+        take(given)[...] = 0
+        assert given.reshape(-1).tolist() == [0, 1, 2, 3]
+
+
+def test_roll_rows_refuses_what_the_array_has_not() -> None:
+    array = mx.arange(4.0).reshape(2, 1, 2, 1)
+    with pytest.raises(ValueError, match="width 9, but the array has 2 columns"):
+        mlximpl.roll_rows(array, [0, 1], width=9)
+    with pytest.raises(ValueError, match=r"must be \(B, H, S, D\)"):
+        mlximpl.roll_rows(array[0], [0])
+    with pytest.raises(ValueError, match=r"must be \(B, H, S, D\)"):
+        mlximpl.temporal_view(array[0], 1)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 import mlximpl
@@ -861,3 +862,88 @@ def test_mlx_lms_caches_in_trim_prompt_cache() -> None:
     assert mlximpl.trim_prompt_cache([growing, chunked], 2) == 2
     assert (growing.offset, chunked.offset) == (2, 10)
     assert mlximpl.trim_prompt_cache([upstream.ArraysCache(2)], 0) == 0
+
+
+# --- what a first round of attempts to break it found ---------------------------------------------
+
+
+def test_rows_that_join_a_prefill_keep_all_columns_until_it_ends() -> None:
+    batch = BatchKVCache([0, 0])
+    batch.prepare(lengths=[1, 0])
+    batch.extend(BatchKVCache([3]))
+    longer = BatchKVCache([0, 0])
+    longer.prepare(lengths=[6, 5])
+    batch.extend(longer)
+    feed(batch, 3)
+    assert ints(batch.offset) == [3, 3, 0, 3, 3]
+    batch.filter([2])
+    type(batch).from_state(batch.state)
+    batch.finalize()
+    assert (ints(batch.offset), batch.size()) == ([0], 0)
+
+
+@pytest.mark.parametrize("make", [*SOLO, *BATCH])
+@pytest.mark.parametrize("n", [2.5, None, "2", True, mx.array([1])])
+def test_a_mask_for_what_is_no_number_is_refused(make: Make, n: Any) -> None:
+    cache = make()
+    refused(cache, lambda: cache.make_mask(n), ValueError, "whole number")
+    if n is not None:
+        refused(cache, lambda: cache.make_mask(2, window_size=n), ValueError, "whole number")
+
+
+@pytest.mark.parametrize("make", [*SOLO, *BATCH])
+def test_numbers_of_numpy_are_numbers(make: Make) -> None:
+    cache = feed(make(), 3)
+    for n in (1, 2):
+        mask = cache.make_mask(np.int64(n), window_size=np.int32(2), return_array=True)
+        assert mx.array_equal(mask, cache.make_mask(n, window_size=2, return_array=True))
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+def test_a_wrapped_ring_gives_back_everything_or_all_but_its_sinks(keep: int) -> None:
+    for left in range(keep + 1):
+        ring = feed(RotatingKVCache(8, keep), *[1] * 20)
+        assert ring.trim_limit() == 1
+        refused(ring, lambda ring=ring: ring.trim(6), ValueError, "trim 6, but at most 1")
+        assert (ring.trim(20 - left), ring.offset, ring.empty()) == (20 - left, left, left == 0)
+        keys, _ = ring.update_and_fetch(
+            *[mx.zeros((1, *x.shape[1:2], 2, x.shape[3])) for x in (ring.keys, ring.values)]
+        )
+        assert keys.shape[2] == left + 2
+
+
+def test_a_batch_of_wrapped_rings_gives_back_everything() -> None:
+    batch = feed(BatchRotatingKVCache(4, [0, 0]), 3, 1, 1, 1)
+    assert (batch.trim(6), ints(batch.offset), ints(batch.left_padding), batch.empty()) == (6, [0, 0], [0, 0], True)
+    feed(batch, 2)
+
+
+def test_trim_prompt_cache_takes_everything_back() -> None:
+    layers = [feed(KVCache(), 7, 4), feed(RotatingKVCache(8), 7, 4)]
+    assert mlximpl.trim_prompt_cache(layers, 11) == 11
+    assert [layer.offset for layer in layers] == [0, 0]
+
+
+def test_a_restored_cache_does_not_keep_the_old_buffer_alive() -> None:
+    cache, wide = KVCache(), mx.ones((1, 8, 1024, 64))
+    cache.update_and_fetch(wide, wide)
+    mx.eval(cache.keys, cache.values)
+    cache.trim(1020)
+    before = mx.get_active_memory()
+    restored = KVCache.from_state(cache.state)
+    mx.eval(restored.keys, restored.values)
+    del cache, wide
+    mx.synchronize()
+    assert restored.nbytes == 2 * 8 * 4 * 64 * 4
+    assert mx.get_active_memory() < before / 2
+
+
+@pytest.mark.parametrize("rows", ["", b"\x01", {1: 2}, 1])
+def test_rows_that_are_no_list_are_refused(rows: Any) -> None:
+    batch = feed(BatchKVCache([0, 0, 0]), 2)
+    refused(batch, lambda: batch.filter(rows), ValueError, "must be a list of whole numbers")
+
+
+def test_padding_beyond_what_positions_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="must not be above"):
+        BatchKVCache([2**40])

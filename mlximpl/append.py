@@ -5,7 +5,7 @@
     before  [0 1 2 3 4 . . .]          "." is allocated and unwritten
     after   [0 1 2 3 4 5 6 .]
 
-Every function here returns a new array object. An `a[...] = b` of mlx rebinds the Python object `a`, and
+What writes returns a new array object. An `a[...] = b` of mlx rebinds the Python object `a`, and
 with it whatever holds that object, such as an earlier fetch; a fresh handle on the same buffer keeps those
 as they were, and still lets mlx write in place once nothing else holds the buffer.
 """

@@ -78,7 +78,7 @@ class BatchKVCache(BatchCache):
         Raises:
             ValueError: N or window_size is below 1, or N is more than prepare() announced.
         """
-        check_mask(N, window_size)
+        N, window_size = check_mask(N, window_size)
         self._check_announced(N)
         return batch_mask(self._pads, N, self._stored + N, window_size, return_array)
 

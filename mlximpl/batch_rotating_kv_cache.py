@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from .append import concat, join
 from .batch_cache import BatchCache, Ints
-from .checks import check_mask, check_ring, check_rows, check_solo, check_update, common_heads
+from .checks import check_mask, check_ring, check_rows, check_solo, check_update, common_heads, whole
 from .extend import no_columns
 from .extract import extract_row
 from .masks import Mask, batch_mask
@@ -25,7 +25,7 @@ from .states import (
     state_ints,
 )
 from .temporal_order import Ring, temporal_columns
-from .trim import ring_limit, ring_trim
+from .trim import ring_can_trim, ring_limit, ring_trim
 
 
 class BatchRotatingKVCache(BatchCache):
@@ -103,7 +103,7 @@ class BatchRotatingKVCache(BatchCache):
         Raises:
             ValueError: N or window_size is below 1, or N is more than prepare() announced.
         """
-        check_mask(N, window_size)
+        N, window_size = check_mask(N, window_size)
         self._check_announced(N)
         write = ring_write(self._ring, N, self._pending is not None)
         pads = [max(0, p + t - write.evicted) for p, t in zip(self._pads, self._tails(), strict=True)]
@@ -119,13 +119,20 @@ class BatchRotatingKVCache(BatchCache):
             return 0
         return ring_limit(self._offsets, self._pads, self._ring)
 
+    def can_trim(self, n: int) -> bool:
+        n = whole("the number of tokens to trim", n)
+        if n == 0 or self._pending is not None or not self._rows():
+            return n == 0
+        return n > 0 and ring_can_trim(n, self._offsets, self._pads, self._ring)
+
     def _trim(self, n: int) -> None:
         after, pads, reorder = ring_trim(self._ring, n)
         buffers = self._buffers()
         if reorder and buffers is not None:
             self.keys, self.values = (join(temporal_columns(b, self._ring)) for b in buffers)
         self._ring = after
-        self._pads = tuple(p + pads for p in self._pads)
+        # A row that lost all its tokens has nothing but pads in front of what is left, and none due.
+        self._pads = tuple(min(p + pads, after.stored) for p in self._pads)
         self._offsets = tuple(o - n for o in self._offsets)
 
     def _useless_columns(self, pads: Ints) -> int:

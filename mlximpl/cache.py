@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from .checks import Heads, check_trim, heads_of
+from .checks import Heads, check_trim, heads_of, whole
 
 C = TypeVar("C", bound="Cache")
 
@@ -67,8 +67,12 @@ class Cache:
         return 0 if buffers is None else buffers[0].nbytes + buffers[1].nbytes
 
     def trim_limit(self) -> int:
-        """The largest n that `trim` accepts now."""
+        """The largest n such that `trim` accepts every number up to it now."""
         raise NotImplementedError
+
+    def can_trim(self, n: int) -> bool:
+        """Whether `trim(n)` is accepted now: up to `trim_limit()`, and on a ring also down to its sinks."""
+        return 0 <= whole("the number of tokens to trim", n) <= self.trim_limit()
 
     def is_trimmable(self) -> bool:
         """Whether every n up to the (shortest row's) offset may be trimmed."""
@@ -78,9 +82,11 @@ class Cache:
         """Drop the newest n tokens of every row, and return n.
 
         Raises:
-            ValueError: n is negative or above `trim_limit()`, which is 0 while padding is pending.
+            ValueError: n is negative, or `can_trim(n)` is false, as it is for any n > 0 while padding is pending.
         """
-        n = check_trim(n, self.trim_limit(), self._is_pending())
+        n = check_trim(n, self._is_pending())
+        if not self.can_trim(n):
+            raise ValueError(f"trim {n}, but at most {self.trim_limit()} tokens can be dropped")
         if n:
             self._trim(n)
         return n

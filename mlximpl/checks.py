@@ -1,6 +1,6 @@
 """The refusals: every check runs before anything is written, and names what was given and what is held."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -28,6 +28,9 @@ class Solo(Protocol):
 
 
 C = TypeVar("C", bound=Solo)
+
+COLUMNS_MAX = 2**30
+"""Beyond it positions would not stay within int32."""
 
 
 def heads_of(keys: mx.array | None, values: mx.array | None) -> Heads | None:
@@ -90,12 +93,12 @@ def check_update(
     return keys.shape[2]
 
 
-def check_mask(n: int, window_size: int | None) -> None:
-    """Refuse a mask for no query, or with a window that shows nothing."""
+def check_mask(n: int, window_size: int | None) -> tuple[int, int | None]:
+    """Return N and the window, or refuse a mask for no query or with a window that shows nothing."""
+    n = whole("the number of queries", n)
     if n < 1:
         raise ValueError(f"a mask needs at least one query, but N is {n}")
-    if window_size is not None and window_size < 1:
-        raise ValueError(f"window_size must be at least 1, not {window_size}")
+    return n, None if window_size is None else check_size("window_size", window_size, 1)
 
 
 def check_size(name: str, value: int, least: int) -> int:
@@ -131,7 +134,7 @@ def whole_numbers(name: str, values: Sequence[int] | mx.array) -> tuple[int, ...
             raise ValueError(f"{name} must be a 1-D array of whole numbers")
         read: Any = values.tolist()
         return tuple(int(v) for v in read)
-    if not isinstance(values, Iterable):
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
         raise ValueError(f"{name} must be a list of whole numbers, not {values!r}")
     return tuple(whole(name, v) for v in values)
 
@@ -143,6 +146,8 @@ def row_numbers(name: str, values: Sequence[int] | mx.array, rows: int | None = 
         raise ValueError(f"{name} {list(numbers)} is for {len(numbers)} rows, but the batch holds {rows}")
     if any(n < 0 for n in numbers):
         raise ValueError(f"{name} must not be negative: {list(numbers)}")
+    if any(n > COLUMNS_MAX for n in numbers):
+        raise ValueError(f"{name} must not be above {COLUMNS_MAX}: {list(numbers)}")
     return numbers
 
 
@@ -154,15 +159,13 @@ def check_rows(operation: str, rows: Sequence[int] | mx.array, held: int) -> tup
     return tuple(row % held for row in numbers)
 
 
-def check_trim(n: int, limit: int | None = None, pending: bool = False) -> int:
-    """Return n, or refuse to drop that many tokens."""
+def check_trim(n: int, pending: bool = False) -> int:
+    """Return n, or refuse a number of tokens to drop that is none, or any while padding is pending."""
     n = whole("the number of tokens to trim", n)
     if n < 0:
         raise ValueError(f"trim {n}: a number of tokens is not negative")
     if n > 0 and pending:
         raise ValueError(f"trim {n} while padding is pending: finalize() comes first")
-    if limit is not None and n > limit:
-        raise ValueError(f"trim {n}, but at most {limit} tokens can be dropped")
     return n
 
 

@@ -62,7 +62,7 @@ class KVCache(Cache):
         Raises:
             ValueError: N or window_size is below 1.
         """
-        check_mask(N, window_size)
+        N, window_size = check_mask(N, window_size)
         mask = solo_mask(N, self.offset + N, window_size, return_array)
         return mask[None] if isinstance(mask, mx.array) and mask.ndim == 1 else mask
 

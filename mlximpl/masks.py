@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .checks import check_mask
+from .checks import check_mask, row_numbers, whole
 from .temporal_order import slot_columns
 
 Mask = mx.array | str | None
@@ -35,7 +35,7 @@ def decode_mask(left_padding: Sequence[int] | mx.array, n: int, width: int, wind
     Raises:
         ValueError: n or window is below 1, or the queries do not fit into the width.
     """
-    check_mask(n, window)
+    n, window = check_mask(n, window)
     if width < n:
         raise ValueError(f"{n} queries do not fit into {width} columns")
     seen = _seen(n, width, first=_first(left_padding), window=window)
@@ -58,7 +58,8 @@ def ring_mask(left_padding: Sequence[int] | mx.array, width: int, slot: int, win
     Raises:
         ValueError: window is below 1, or the slot is not one of the ring's.
     """
-    check_mask(1, window)
+    _, window = check_mask(1, window)
+    slot = whole("slot", slot)
     if not 0 <= slot < width:
         raise ValueError(f"slot {slot} does not lie in a ring of {width} slots")
     seen = _seen(1, width, first=_first(left_padding), window=window, slot=slot)
@@ -118,7 +119,7 @@ def _window_bites(width: int, window: int | None, pads: int) -> bool:
 def _first(left_padding: Sequence[int] | mx.array) -> mx.array:
     """The first column of each row that holds a token, (B, 1, 1, 1)."""
     if not isinstance(left_padding, mx.array):
-        left_padding = mx.array(tuple(left_padding), dtype=mx.int32)
+        left_padding = mx.array(row_numbers("left_padding", left_padding), dtype=mx.int32)
     return left_padding[:, None, None, None]
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .append import concat, join, spare_columns
-from .checks import check_columns, common_heads, heads_of
+from .checks import check_columns, check_size, common_heads, heads_of
 
 
 class MergedRows(NamedTuple):
@@ -39,6 +39,7 @@ def merge_rows(rows: Sequence[tuple[mx.array, mx.array]], width: int = 0) -> Mer
     """
     if not rows:
         raise ValueError("merge of no rows")
+    width = check_size("width", width, 0)
     for keys, values in rows:
         check_columns(keys, values)
     common_heads("merge", (heads_of(keys, values) for keys, values in rows))

@@ -12,15 +12,16 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .append import concat, join
-from .checks import row_numbers
+from .checks import check_size, row_numbers, whole_numbers
 
 
 class Pending(NamedTuple):
     """What a prepare() has announced and finalize() has not ended. One entry a row.
 
-    `columns` are still to come, of which `lengths[b]` are no right pads; `tails[b]` right pads already lie
-    at the row's end. Where only its right padding was announced, `waiting[b]` holds it and the next update
-    says the length; -1 elsewhere. `columns` is -1 if no row's length is known.
+    `columns` are still to come, of which `lengths[b]` are no right pads (-1: all of them, nothing was
+    announced for the row); `tails[b]` right pads already lie at the row's end. Where only its right padding
+    was announced, `waiting[b]` holds it and the next update says the length; -1 elsewhere. `columns` is -1 if
+    no row's length is known.
     """
 
     columns: int
@@ -49,11 +50,11 @@ class Pending(NamedTuple):
             raise ValueError(f"{n} columns, but {self.columns} of those that prepare() announced are left")
         after = Pending(
             max(0, self.columns - n),
-            tuple(max(0, length - n) for length in lengths),
+            tuple(max(0, length - n) if length >= 0 else -1 for length in lengths),
             self.tails,
             (-1,) * len(lengths),
         )
-        return after, tuple(max(0, n - length) for length in lengths)
+        return after, tuple(max(0, n - length) if length >= 0 else 0 for length in lengths)
 
     def take(self, rows: Sequence[int]) -> "Pending | None":
         """The pending padding of some rows; None for no rows."""
@@ -64,23 +65,17 @@ class Pending(NamedTuple):
         )
         return Pending(self.columns, lengths, tails, waiting)
 
-    def tokens_only(self, rows: int) -> "Pending":
-        """The same announcement for rows that take all its columns as tokens."""
-        open_end = self.columns < 0
-        return Pending(
-            self.columns,
-            (0 if open_end else self.columns,) * rows,
-            (0,) * rows,
-            (0 if open_end else -1,) * rows,
-        )
+
+def nothing_announced(rows: int) -> Pending:
+    """For rows without right pads: all columns to come are theirs."""
+    return Pending(-1, (-1,) * rows, (0,) * rows, (-1,) * rows)
 
 
 def join_pending(first: Pending | None, second: Pending | None, first_rows: int, second_rows: int) -> Pending | None:
     """What is pending once the second batch's rows follow the first's."""
     if first is None and second is None:
         return None
-    a = first or second.tokens_only(first_rows)  # type: ignore[union-attr]
-    b = second or a.tokens_only(second_rows)
+    a, b = first or nothing_announced(first_rows), second or nothing_announced(second_rows)
     return Pending(max(a.columns, b.columns), a.lengths + b.lengths, a.tails + b.tails, a.waiting + b.waiting)
 
 
@@ -146,11 +141,16 @@ def roll_rows(array: mx.array, shifts: Sequence[int], width: int | None = None) 
     Raises:
         ValueError: shifts of another number of rows, or beyond the width.
     """
-    width = array.shape[2] if width is None else width
+    if array.ndim != 4:
+        raise ValueError(f"roll_rows of an array of shape {array.shape}, but it must be (B, H, S, D)")
+    shifts = whole_numbers("shifts", shifts)
+    width = array.shape[2] if width is None else check_size("width", width, 0)
+    if width > array.shape[2]:
+        raise ValueError(f"width {width}, but the array has {array.shape[2]} columns")
     if len(shifts) != array.shape[0] or any(not 0 <= s <= width for s in shifts):
         raise ValueError(f"shifts {list(shifts)} do not fit {array.shape[0]} rows of {width} columns")
     if not any(shifts):
-        return array
+        return array[...]
     blocks, start = [], 0
     for stop in range(1, len(shifts) + 1):
         if stop < len(shifts) and shifts[stop] == shifts[start]:

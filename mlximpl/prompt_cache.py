@@ -69,15 +69,21 @@ def trim_prompt_cache(cache: Sequence[Any], num_tokens: int) -> int:
     Raises:
         ValueError: a layer cannot drop that many. No layer has been touched then.
     """
-    limits = [_trim_limit(layer) for layer in cache]
     num_tokens = check_trim(num_tokens)
-    for i, (layer, limit) in enumerate(zip(cache, limits, strict=True)):
-        if num_tokens > limit:
+    for i, layer in enumerate(cache):
+        if not _can_trim(layer, num_tokens):
+            limit = _trim_limit(layer)
             raise ValueError(f"trim {num_tokens} of all layers, but layer {i}, {layer!r}, can drop at most {limit}")
     if num_tokens:
         for layer in cache:
             layer.trim(num_tokens)
-    return num_tokens if limits else 0
+    return num_tokens if cache else 0
+
+
+def _can_trim(layer: Any, n: int) -> bool:
+    if hasattr(layer, "can_trim"):
+        return bool(layer.can_trim(n))
+    return n <= _trim_limit(layer)
 
 
 def _trim_limit(layer: Any) -> int:

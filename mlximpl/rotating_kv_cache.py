@@ -7,12 +7,12 @@ import mlx.core as mx
 
 from .append import join
 from .cache import Cache
-from .checks import check_mask, check_ring, check_update
+from .checks import check_mask, check_ring, check_update, whole
 from .masks import Mask, solo_mask
 from .ring_update import ring_update, ring_write
 from .states import check_ring_rows, state_buffers, state_elements, state_int
 from .temporal_order import Ring, temporal_columns
-from .trim import ring_limit, ring_trim
+from .trim import ring_can_trim, ring_limit, ring_trim
 
 if TYPE_CHECKING:
     from .batch_rotating_kv_cache import BatchRotatingKVCache
@@ -90,7 +90,7 @@ class RotatingKVCache(Cache):
         Raises:
             ValueError: N or window_size is below 1.
         """
-        check_mask(N, window_size)
+        N, window_size = check_mask(N, window_size)
         write = ring_write(self._ring, N)
         window = self.max_size - self.keep
         return solo_mask(
@@ -110,16 +110,25 @@ class RotatingKVCache(Cache):
     def trim_limit(self) -> int:
         return ring_limit([self.offset], [self._pads], self._ring)
 
+    def can_trim(self, n: int) -> bool:
+        n = whole("the number of tokens to trim", n)
+        return n == 0 or (n > 0 and ring_can_trim(n, [self.offset], [self._pads], self._ring))
+
     def is_trimmable(self) -> bool:
         return self.trim_limit() >= self.offset
 
     def _trim(self, n: int) -> None:
+        left = self.offset - n
+        if left <= self.keep:
+            # Sinks lie at the front whether the ring has wrapped or not.
+            self._ring, self._pads, self.offset = self._ring.in_order(left), 0, left
+            return
         after, pads, reorder = ring_trim(self._ring, n)
         buffers = self._buffers()
         if reorder and buffers is not None:
             self.keys, self.values = (join(temporal_columns(b, self._ring)) for b in buffers)
         self._ring = after
-        self._pads += pads
+        self._pads = min(self._pads + pads, after.stored - self.keep)
         self.offset -= n
 
     @property

@@ -34,7 +34,8 @@ def state_buffers(
     check_columns(keys, values)
     if rows is not None and keys.shape[0] != rows:
         raise ValueError(f"{kind} state: keys of {keys.shape[0]} rows, but {rows} offsets")
-    return keys[...], values[...], keys.shape[2]
+    # A state is often a view of a longer buffer, which a restored cache must not keep alive.
+    return mx.contiguous(keys), mx.contiguous(values), keys.shape[2]
 
 
 def state_int(kind: str, name: str, value: object, least: int, most: int | None = None) -> int:
@@ -88,13 +89,15 @@ def pending_of(kind: str, elements: Sequence[object], stored: int, pads: Sequenc
     rows = len(pads)
     pending = Pending(
         state_int(kind, "columns to come", elements[0], -1),
-        state_ints(kind, "lengths", elements[1], rows, 0),
+        state_ints(kind, "lengths", elements[1], rows, -1),
         state_ints(kind, "right pads fed", elements[2], rows, 0),
         state_ints(kind, "right padding waiting", elements[3], rows, -1),
     )
     if any(tail > stored for tail in pending.tails):
         raise ValueError(f"{kind} state: more right pads than columns: {list(pending.tails)}")
-    if pending.columns < 0 and any(w < 0 for w in pending.waiting):
+    if pending.columns < 0 and any(
+        length >= 0 for length, w in zip(pending.lengths, pending.waiting, strict=True) if w < 0
+    ):
         raise ValueError(f"{kind} state: lengths without the number of columns to come")
     return pending
 

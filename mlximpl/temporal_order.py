@@ -75,6 +75,8 @@ def temporal_view(array: mx.array, head: int, keep: int = 0) -> mx.array:
     Raises:
         ValueError: the head lies outside of the ring.
     """
+    if array.ndim != 4:
+        raise ValueError(f"temporal_view of an array of shape {array.shape}, but it must be (B, H, S, D)")
     size = array.shape[2]
     if not 0 <= keep <= head <= size:
         raise ValueError(f"head {head} with {keep} sinks does not lie in a ring of {size} slots")

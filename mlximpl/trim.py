@@ -17,17 +17,32 @@ def growing_limit(offsets: Sequence[int]) -> int:
 
 
 def ring_limit(offsets: Sequence[int], pads: Sequence[int], ring: Ring) -> int:
-    """The trim limit of a ring.
-
-    A row that has lost tokens must still hold the `max_size - keep - 1` behind its sinks that its next
-    query sees. `pads` are the columns of each row that hold none of its tokens.
-    """
-    seen_next = ring.max_size - ring.keep - 1
+    """The largest n such that every row of a ring can drop any number of tokens up to it."""
     limits = []
     for offset, pad in zip(offsets, pads, strict=True):
-        held = ring.stored - pad
-        limits.append(offset if held >= offset else held - ring.keep - seen_next)
+        limit = _evicted_limit(offset, pad, ring)
+        # Down to the sinks is always lawful, so a limit that reaches as far is none.
+        limits.append(offset if limit + 1 >= offset - ring.keep else limit)
     return max(0, min(limits, default=0))
+
+
+def ring_can_trim(n: int, offsets: Sequence[int], pads: Sequence[int], ring: Ring) -> bool:
+    """Whether every row of a ring can drop n tokens: up to the limit, or down to its sinks, which are always held."""
+    return all(
+        n <= _evicted_limit(offset, pad, ring) or 0 <= offset - n <= ring.keep
+        for offset, pad in zip(offsets, pads, strict=True)
+    )
+
+
+def _evicted_limit(offset: int, pad: int, ring: Ring) -> int:
+    """How far a row can go back and still hold the `max_size - keep - 1` behind its sinks that its next query sees.
+
+    `pad` is how many columns hold none of its tokens.
+    """
+    held, seen_next = ring.stored - pad, ring.max_size - ring.keep - 1
+    if held >= offset or not seen_next:
+        return offset
+    return held - ring.keep - seen_next
 
 
 def ring_trim(ring: Ring, n: int) -> tuple[Ring, int, bool]:
@@ -44,4 +59,4 @@ def ring_trim(ring: Ring, n: int) -> tuple[Ring, int, bool]:
         return ring, 0, False
     if ring.wrapped and ring.head - ring.keep >= n:
         return ring._replace(head=ring.head - n), n, False
-    return ring.in_order(ring.stored - n), 0, ring.wrapped
+    return ring.in_order(max(ring.keep, ring.stored - n)), 0, ring.wrapped

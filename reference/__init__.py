@@ -11,7 +11,7 @@ from reference.masks import make_mask
 from reference.merge import merge
 from reference.padding import finalize, prepare
 from reference.state import NO_TOKEN, Cache, Pending, batch, check, empty, offsets, ring, size, solo
-from reference.trim import is_trimmable, trim, trim_limit
+from reference.trim import can_trim, is_trimmable, trim, trim_limit
 from reference.update import update
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Cache",
     "Pending",
     "batch",
+    "can_trim",
     "check",
     "empty",
     "extend",

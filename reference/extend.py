@@ -74,23 +74,17 @@ def _same_heads(cache: Cache, other: Cache, mine: Array | None, theirs: Array | 
 def _join_pending(cache: Cache, other: Cache) -> Pending | None:
     """Each row keeps what was announced for it; the longer announcement holds for the batch.
 
-    A side with nothing pending takes all the columns that the other announced as tokens.
+    Rows for which nothing was announced have no right pads: all columns are theirs.
     """
-    announced = [side.pending for side in (cache, other) if side.pending is not None]
-    if not announced:
+    if cache.pending is None and other.pending is None:
         return None
-    known = [pending.columns for pending in announced if pending.columns is not None]
-    columns = max(known, default=None)
-    a = cache.pending or _tokens_only(cache.rows, columns)
-    b = other.pending or _tokens_only(other.rows, columns)
-    return Pending(columns, a.lengths + b.lengths, a.promised + b.promised, a.right + b.right)
+    a, b = cache.pending or _nothing_announced(cache.rows), other.pending or _nothing_announced(other.rows)
+    columns = [pending.columns for pending in (a, b) if pending.columns is not None]
+    return Pending(max(columns, default=None), a.lengths + b.lengths, a.promised + b.promised, a.right + b.right)
 
 
-def _tokens_only(rows: int, columns: int | None) -> Pending:
-    none = (0,) * rows
-    if columns is None:
-        return Pending(None, none, none, none)
-    return Pending(columns, (columns,) * rows, (None,) * rows, none)
+def _nothing_announced(rows: int) -> Pending:
+    return Pending(None, (None,) * rows, (None,) * rows, (0,) * rows)
 
 
 def _check(cache: Cache, other: Cache) -> None:

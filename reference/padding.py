@@ -32,7 +32,8 @@ def incoming(cache: Cache, count: int) -> Positions:
     table = np.full((cache.rows, count), NO_TOKEN, np.int64)
     for b in range(cache.rows):
         first = min(cache.due[b], count)
-        end = min(cache.pending.lengths[b], count) if cache.pending else count
+        length = cache.pending.lengths[b] if cache.pending else None
+        end = count if length is None else min(length, count)
         table[b, first:end] = cache.tokens[b] + np.arange(end - first)
     return table
 
@@ -52,7 +53,7 @@ def announced(cache: Cache, count: int) -> Cache:
         if padding is None:
             continue
         lengths[b] = count - padding
-        if lengths[b] < cache.due[b]:
+        if count - padding < cache.due[b]:
             raise ValueError(
                 f"{count} columns, but row {b} was announced right_padding {padding} without a length, "
                 f"and {cache.due[b]} left pads are due"

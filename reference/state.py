@@ -32,8 +32,8 @@ class Pending:
 
     columns: int | None
     """Announced columns still to come; None until the next update, when only right padding was announced."""
-    lengths: tuple[int, ...]
-    """Per row, how many of the columns to come are no right pads."""
+    lengths: tuple[int | None, ...]
+    """Per row, how many of the columns to come are no right pads; None: all of them, nothing was announced for it."""
     promised: tuple[int | None, ...]
     """Per row, right padding announced without a length: the next update is all the row's columns. Else None."""
     right: tuple[int, ...]

@@ -13,37 +13,45 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reference.extract import held_tokens
+from reference.masks import window_of
 from reference.state import NO_TOKEN, Array, Cache, kind, offsets
 from reference.temporal_order import temporal_slots
 
 
-def trim_limit(cache: Cache) -> int:
-    """The most tokens that may be dropped from every row: each must still hold all that its next query may see.
+def can_trim(cache: Cache, count: int) -> bool:
+    """Whether `count` tokens may be dropped from every row: each must still hold all that its next query may see.
 
     >>> import numpy as np
     >>> from reference.state import ring
     >>> from reference.update import update
     >>> def tokens(n): return np.zeros((1, 1, n, 1))
-    >>> cache = update(ring(4), tokens(9), tokens(9))
-    >>> trim_limit(cache)                              # all nine are still stored
-    9
-    >>> trim_limit(update(cache, tokens(2), tokens(2)))    # 6 7 8 9 10 are stored: 9 would need 6 7 8
-    2
+    >>> cache = update(update(ring(4), tokens(9), tokens(9)), tokens(2), tokens(2))
+    >>> [n for n in range(12) if can_trim(cache, n)]     # 6 7 8 9 10 are stored, and nothing is needed by position 0
+    [0, 1, 2, 11]
     """
+    if count <= 0:
+        return count == 0
     if cache.pending is not None or not cache.rows:
-        return 0
-    return min(_row_limit(cache, b) for b in range(cache.rows))
+        return False
+    return all(
+        left >= 0 and needed(cache, left) <= set(held_tokens(cache, b))
+        for b, left in enumerate(t - count for t in cache.tokens)
+    )
 
 
-def _row_limit(cache: Cache, b: int) -> int:
-    tokens, held = cache.tokens[b], set(held_tokens(cache, b))
-    oldest = tokens
-    while oldest - 1 in held:
-        oldest -= 1
-    if oldest == 0 or cache.max_size is None:
-        return tokens
-    before_query = cache.max_size - cache.keep - 1
-    return max(0, tokens - oldest - before_query)
+def needed(cache: Cache, position: int) -> set[int]:
+    """The earlier positions that a query at this one may see, in the widest window."""
+    window = window_of(cache, None)
+    first = 0 if window is None else max(0, position - window + 1)
+    return {*range(first, position), *range(min(cache.keep, position))}
+
+
+def trim_limit(cache: Cache) -> int:
+    """The largest n for which every number of tokens up to n may be dropped."""
+    limit = 0
+    while can_trim(cache, limit + 1):
+        limit += 1
+    return limit
 
 
 def is_trimmable(cache: Cache) -> bool:
@@ -54,7 +62,7 @@ def is_trimmable(cache: Cache) -> bool:
 def trim(cache: Cache, count: int) -> Cache:
     """The cache without the newest `count` tokens of every row.
 
-    Raises ValueError for a negative count and for one above `trim_limit`.
+    Raises ValueError for a negative count and for one that `can_trim` denies.
 
     >>> import numpy as np
     >>> from reference.state import ring
@@ -66,11 +74,10 @@ def trim(cache: Cache, count: int) -> Cache:
     >>> trimmed.positions, trimmed.head
     (array([[ 4, -1,  2,  3]]), 1)
     """
-    limit = trim_limit(cache)
     if count < 0:
         raise ValueError(f"trim({count}): the number of tokens to drop must be 0 or more")
-    if count > limit:
-        raise ValueError(f"trim({count}), but the {kind(cache)} can drop {limit} at most now")
+    if not can_trim(cache, count):
+        raise ValueError(f"trim({count}), but the {kind(cache)} can drop {trim_limit(cache)} at most now")
     if count == 0:
         return cache
     tokens = tuple(t - count for t in cache.tokens)
@@ -79,7 +86,8 @@ def trim(cache: Cache, count: int) -> Cache:
         positions = cache.positions.copy()
         positions[:, head : cache.head] = NO_TOKEN
         return replace(cache, positions=positions, tokens=tokens, head=head)
-    left = temporal_slots(cache)[: cache.slots - count]
+    sinks_left = min(cache.keep, *tokens)
+    left = temporal_slots(cache)[: max(cache.slots - count, sinks_left)]
     return replace(
         cache,
         keys=_take(cache.keys, left),

@@ -84,12 +84,12 @@ def _pending_after(cache: Cache, count: int) -> Pending | None:
     if pending is None:
         return None
     assert pending.columns is not None
-    came = tuple(max(0, count - length) for length in pending.lengths)
+    came = tuple(0 if length is None else max(0, count - length) for length in pending.lengths)
     if cache.max_size is None:
         right = tuple(before + more for before, more in zip(pending.right, came, strict=True))
     else:
         right = came  # the earlier ones have been moved to the front
-    left = tuple(max(0, length - count) for length in pending.lengths)
+    left = tuple(None if length is None else max(0, length - count) for length in pending.lengths)
     return Pending(pending.columns - count, left, pending.promised, right)
 
 

@@ -11,39 +11,56 @@ from conformance.meta.mutant import breaks
 
 
 @breaks(
-    "masks.visible", kinds="KVCache RotatingKVCache", package="reference", wrong="a window one token wide of the mark"
+    "masks.visible", kinds="KVCache RotatingKVCache", package="reference", wrong="a window shows one token too many"
 )
 def reference_window_one_wide(original: Any, keys: Any, queries: Any, window: int | None, keep: int = 0) -> Any:
     return original(keys, queries, window and window + 1, keep)
 
 
-@breaks(
-    "ring_update.newest", kinds="RotatingKVCache", package="reference", wrong="the sinks are dropped with the oldest"
-)
-def reference_drops_sinks(original: Any, slots: list[int], count: int, keep: int) -> Any:
-    return original(slots, count, 0)
+@breaks("masks.visible", kinds="RotatingKVCache", package="reference", wrong="the sinks are hidden")
+def reference_hides_sinks(original: Any, keys: Any, queries: Any, window: int | None, keep: int = 0) -> Any:
+    return original(keys, queries, window)
 
 
 @breaks(
-    "ring_update.newest", kinds="BatchRotatingKVCache", package="reference", wrong="a ring stores a column too many"
+    "ring_update._place_several",
+    kinds="RotatingKVCache BatchRotatingKVCache",
+    package="reference",
+    wrong="several tokens leave a column too many in the ring",
+    seen="storage",
 )
-def reference_stores_too_much(original: Any, slots: list[int], count: int, keep: int) -> Any:
-    return original(slots, count + 1, keep)
-
-
-@breaks("padding.finalize", kinds="BatchKVCache", package="reference", wrong="right pads stay where they are")
-def reference_leaves_right_pads(original: Any, cache: Any) -> Any:
-    return replace(cache, pending=None)
-
-
-@breaks("trim.trim_limit", kinds="RotatingKVCache", package="reference", wrong="more may be trimmed than is still held")
-def reference_limit_too_high(original: Any, cache: Any) -> Any:
-    return max(original(cache), min(cache.tokens, default=0) if cache.pending is None else 0)
+def reference_stores_too_much(original: Any, cache: Any, count: int) -> Any:
+    return original(replace(cache, max_size=cache.max_size + 1), count)
 
 
 @breaks("filter.filter_rows", kinds="BatchKVCache", package="reference", wrong="rows keep their old order")
 def reference_filter_sorts(original: Any, cache: Any, rows: Any) -> Any:
     return original(cache, sorted(rows))
+
+
+@breaks("extend.extend", kinds="BatchKVCache", package="reference", wrong="another kind of cache is passed over")
+def reference_extend_ignores_another_kind(original: Any, cache: Any, other: Any) -> Any:
+    return original(cache, other) if other.batched else cache
+
+
+# -- the reference, before its own invariants -----------------------------------------------------
+
+
+@breaks(
+    "ring_update.newest", kinds="RotatingKVCache", package="reference", wrong="the sinks are dropped with the oldest"
+)
+def unsound_sinks_dropped(original: Any, slots: list[int], count: int, keep: int) -> Any:
+    return original(slots, count, 0)
+
+
+@breaks("trim.trim_limit", kinds="RotatingKVCache", package="reference", wrong="more is trimmed than is still held")
+def unsound_trim_limit(original: Any, cache: Any) -> Any:
+    return max(original(cache), min(cache.tokens, default=0) if cache.pending is None else 0)
+
+
+@breaks("padding.finalize", kinds="BatchKVCache", package="reference", wrong="right pads stay where they are")
+def unsound_finalize(original: Any, cache: Any) -> Any:
+    return replace(cache, pending=None)
 
 
 # -- the ledger, before the reference and mlximpl -------------------------------------------------

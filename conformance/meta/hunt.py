@@ -17,10 +17,11 @@ from conformance.driver import Found
 from conformance.machine import Campaign, explore
 from conformance.meta.mutant import Mutant
 from conformance.meta.registry import MUTANTS
+from conformance.operations import KINDS
 from conformance.shrink import shrink
 from conformance.trace import Trace
 
-BATCH = 200
+BATCH = 120
 SEQUENCES_MAX = 600
 
 
@@ -78,7 +79,10 @@ def hunt(
 
 
 def hunt_all(names: Iterable[str], small: bool = False) -> Iterator[tuple[str, Hunt]]:
-    """Hunt mutants of mlximpl by name, as many at a time as there are cores, four at most."""
+    """Hunt mutants of mlximpl by name, as many at a time as there are cores, four at most.
+
+    A kind for a name hunts in what is whole, and should find nothing.
+    """
     wanted = list(names)
     jobs = min(4, os.cpu_count() or 1)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -86,5 +90,7 @@ def hunt_all(names: Iterable[str], small: bool = False) -> Iterator[tuple[str, H
 
 
 def _hunt_one(name: str, small: bool) -> Hunt:
+    if name in KINDS:
+        return hunt(None, name, sequences_max=BATCH)
     mutant = MUTANTS[name]
     return hunt(mutant, mutant.kind, small=small)

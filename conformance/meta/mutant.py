@@ -91,7 +91,9 @@ def _patched(package: str, target: str, broken: Broken) -> Iterator[None]:
     *path, name = target.split(".")
     owner: Any = importlib.import_module(package)
     for part in path:
-        owner = getattr(owner, part)
+        # A package may export a function by the name of the module that holds it.
+        module = sys.modules.get(f"{owner.__name__}.{part}") if isinstance(owner, ModuleType) else None
+        owner = module or getattr(owner, part)
     with ExitStack() as stack:
         if isinstance(owner, ModuleType):
             original = getattr(owner, name)

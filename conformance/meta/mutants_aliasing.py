@@ -18,7 +18,7 @@ ALL = ("KVCache", "RotatingKVCache", "BatchKVCache", "BatchRotatingKVCache")
     "BatchKVCache.offset",
     "BatchRotatingKVCache.offset",
     wrong="the offset is an array made once and not refreshed",
-    seen="offset",
+    seen="offset offsets",
 )
 def offset_stale(original: Any, self: Any) -> Any:
     now = original(self)
@@ -154,14 +154,16 @@ def restored_without_sinks(original: Any, cls: Any, state: Any) -> Any:
     return made
 
 
-@breaks("BatchRotatingKVCache.from_state", wrong="a restored ring's offsets count the columns held", seen="offset")
+@breaks(
+    "BatchRotatingKVCache.from_state", wrong="a restored ring's offsets count the columns held", seen="offset offsets"
+)
 def restored_counting_columns(original: Any, cls: Any, state: Any) -> Any:
     made = original(cls, state)
     made._offsets = tuple(min(o, made._ring.stored - p) for o, p in zip(made._offsets, made._pads, strict=True))
     return made
 
 
-@breaks("BatchKVCache.from_state", wrong="a restored batch forgets the left pads due", seen="offset")
+@breaks("BatchKVCache.from_state", wrong="a restored batch forgets the left pads due", seen="offset offsets")
 def restored_without_left_pads_due(original: Any, cls: Any, state: Any) -> Any:
     made = original(cls, state)
     if made.keys is None:

@@ -67,7 +67,10 @@ def causal_beyond_max_size(mask: Any, cache: Any, n: int, window: int | None) ->
 
 
 @breaks(
-    "KVCache.make_mask", "BatchRotatingKVCache.make_mask", wrong="a window shows one token too many", seen="visible columns"
+    "KVCache.make_mask",
+    "BatchRotatingKVCache.make_mask",
+    wrong="a window shows one token too many",
+    seen="visible columns",
 )
 def window_one_wide(
     original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False
@@ -75,7 +78,12 @@ def window_one_wide(
     return original(self, n, window_size and window_size + 1, return_array)
 
 
-@breaks("RotatingKVCache.make_mask", "BatchKVCache.make_mask", wrong="a window shows one token too few", seen="visible columns")
+@breaks(
+    "RotatingKVCache.make_mask",
+    "BatchKVCache.make_mask",
+    wrong="a window shows one token too few",
+    seen="visible columns",
+)
 def window_one_narrow(
     original: Any, self: Any, n: int, window_size: int | None = None, return_array: bool = False
 ) -> Any:

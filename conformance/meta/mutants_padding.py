@@ -40,7 +40,10 @@ def values_not_rolled(original: Any, self: Any) -> None:
 
 
 @breaks(
-    "BatchKVCache.finalize", "BatchRotatingKVCache.finalize", wrong="offsets go on counting right pads", seen="offset"
+    "BatchKVCache.finalize",
+    "BatchRotatingKVCache.finalize",
+    wrong="offsets go on counting right pads",
+    seen="offset offsets",
 )
 def offsets_keep_right_pads(original: Any, self: Any) -> None:
     before = self._offsets
@@ -205,7 +208,7 @@ def lengths_without_left_pads(original: Any, self: Any, **given: Any) -> None:
     "BatchKVCache.prepare",
     "BatchRotatingKVCache.prepare",
     wrong="left padding announced later takes the place of the first",
-    seen="offset",
+    seen="offset offsets",
 )
 def left_padding_replaced(original: Any, self: Any, **given: Any) -> None:
     before = self._pads, self._offsets
@@ -245,7 +248,7 @@ def nothing_is_due(original: Any, self: Any) -> Any:
     "BatchKVCache.__init__",
     "BatchRotatingKVCache.__init__",
     wrong="left pads that are due do not count in the offset",
-    seen="offset",
+    seen="offset offsets",
 )
 def offset_starts_at_zero(original: Any, self: Any, *given: Any) -> None:
     original(self, *given)

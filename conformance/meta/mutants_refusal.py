@@ -43,7 +43,7 @@ def trim_beyond_the_ring(original: Any, self: Any, n: int) -> Any:
     return n
 
 
-@breaks("KVCache.trim", "BatchKVCache.trim", wrong="one token fewer goes than was asked", seen="offset")
+@breaks("KVCache.trim", "BatchKVCache.trim", wrong="one token fewer goes than was asked", seen="offset offsets")
 def trim_one_less(original: Any, self: Any, n: int) -> Any:
     original(self, n)
     if n > 0:

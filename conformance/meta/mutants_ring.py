@@ -98,7 +98,7 @@ def long_fetch_clipped(original: Any, self: Any, keys: mx.array, values: mx.arra
     return tuple(x[..., -self.max_size :, :] for x in fetched) if keys.shape[2] > self.max_size else fetched
 
 
-@breaks("RotatingKVCache.update_and_fetch", wrong="the offset stops at max_size", seen="offset")
+@breaks("RotatingKVCache.update_and_fetch", wrong="the offset stops at max_size", seen="offset offsets")
 def offset_stops_at_max_size(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     fetched = original(self, keys, values)
     self.offset = min(self.offset, self.max_size)

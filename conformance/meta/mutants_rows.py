@@ -40,7 +40,6 @@ def values_in_reverse(original: Any, self: Any, rows: Any) -> None:
     "BatchKVCache.filter",
     "BatchRotatingKVCache.filter",
     wrong="offsets stay with the places and do not follow the rows",
-    seen="offset",
 )
 def offsets_do_not_follow(original: Any, self: Any, rows: Any) -> None:
     before = self._offsets
@@ -149,7 +148,7 @@ def extend_by_an_empty_batch_ignored(original: Any, self: Any, other: Any) -> No
         original(self, other)
 
 
-@breaks("BatchRotatingKVCache.extend", wrong="the offsets of joined rows count the columns held", seen="offset")
+@breaks("BatchRotatingKVCache.extend", wrong="the offsets of joined rows count the columns held", seen="offset offsets")
 def extend_counts_columns(original: Any, self: Any, other: Any) -> None:
     mine = self.offset.size
     original(self, other)
@@ -178,7 +177,7 @@ def merge_forgets_empty_rows(original: Any, cls: Any, caches: Any) -> Any:
     return original(cls, [cache for cache in caches if not cache.empty()] or caches)
 
 
-@breaks("BatchRotatingKVCache.merge", wrong="the offset of a merged row counts the columns held", seen="offset")
+@breaks("BatchRotatingKVCache.merge", wrong="the offset of a merged row counts the columns held", seen="offset offsets")
 def merge_counts_columns(original: Any, cls: Any, caches: Any) -> Any:
     batch = original(cls, caches)
     batch._offsets = tuple(cache.size() for cache in caches)
@@ -230,17 +229,14 @@ def extract_keeps_right_pads(original: Any, self: Any, row: int) -> Any:
     return original(there, row)
 
 
-@breaks("BatchRotatingKVCache.extract", wrong="the offset of an extracted ring counts the columns held", seen="offset")
+@breaks(
+    "BatchRotatingKVCache.extract",
+    wrong="the offset of an extracted ring counts the columns held",
+    seen="offset offsets",
+)
 def extract_counts_columns(original: Any, self: Any, row: int) -> Any:
     made = original(self, row)
     made.offset = made.size()
-    return made
-
-
-@breaks("BatchRotatingKVCache.extract", wrong="pads of an extracted ring are taken for tokens")
-def extract_forgets_pads(original: Any, self: Any, row: int) -> Any:
-    made = original(self, row)
-    made._pads = 0
     return made
 
 

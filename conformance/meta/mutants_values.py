@@ -177,7 +177,7 @@ def nbytes_needs_keys(original: Any, self: Any) -> int:
     "BatchKVCache.offset",
     "BatchRotatingKVCache.offset",
     wrong="the offset is one short while padding is pending",
-    seen="offset",
+    seen="offset offsets",
 )
 def offset_short_while_pending(original: Any, self: Any) -> Any:
     return original(self) - (self._pending is not None)
