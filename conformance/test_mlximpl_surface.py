@@ -904,7 +904,7 @@ def test_a_wrapped_ring_gives_back_everything_or_all_but_its_sinks(keep: int) ->
     for left in range(keep + 1):
         ring = feed(RotatingKVCache(8, keep), *[1] * 20)
         assert ring.trim_limit() == 1
-        refused(ring, lambda ring=ring: ring.trim(6), ValueError, "trim 6, but at most 1")
+        refused(ring, partial(ring.trim, 6), ValueError, "trim 6, but at most 1")
         assert (ring.trim(20 - left), ring.offset, ring.empty()) == (20 - left, left, left == 0)
         keys, _ = ring.update_and_fetch(
             *[mx.zeros((1, *x.shape[1:2], 2, x.shape[3])) for x in (ring.keys, ring.values)]
