@@ -157,10 +157,20 @@ def test_d4_a_wrapped_ring_refuses_what_it_has_evicted() -> None:
     assert refused(ring(8), ones(20), trim(6))
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 6, 50])
-def test_d4_kin_any_wrapped_ring_refuses_any_such_trim(n: int) -> None:
-    for new in (ring(4), ring(4, keep=1), batch_ring(4, 0, 2)):
-        assert refused(new, ones(6), trim(n))
+@pytest.mark.parametrize(
+    ("new", "lawful"),
+    [
+        (ring(4), {0, 1, 6}),
+        (ring(4, keep=1), {0, 1, 5, 6}),
+        (ring(4, keep=3), {0, 1, 2, 3, 4, 5, 6}),
+        (ring(1), {0, 1, 2, 3, 4, 5, 6}),
+        (batch_ring(4, 0, 2), {0, 1}),
+        (batch_ring(4, 0, 0), {0, 1, 6}),
+        (batch_ring(4, 2, 2), {0, 1, 2, 3, 4}),
+    ],
+)
+def test_d4_kin_a_wrapped_ring_gives_back_a_token_or_all_behind_its_sinks(new: ops.New, lawful: set[int]) -> None:
+    assert {n for n in (*range(8), 50) if not refused(new, ones(6), trim(n))} == lawful
 
 
 def test_d4_kin_a_wrapped_ring_gives_back_the_token_that_it_just_took() -> None:
