@@ -480,11 +480,13 @@ def test_r4_five_hundred_steps_leave_no_growing_graph(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", ["BatchKVCache", "BatchRotatingKVCache"])
 def test_r4_kin_offsets_that_are_read_late_are_those_of_their_step(kind: str) -> None:
     cache = SURFACE[kind]()
-    kept = []
+    kept, computed = [], []
     for _ in range(100):
-        kept.append(cache.offset + 1)
+        kept.append(cache.offset)
+        computed.append(cache.offset + 1)
         mx.eval(*step(cache, 1))
-    assert read(kept) == [[count + 1, count] for count in range(100)]
+    assert read(kept) == [[count, count - 1] for count in range(100)]
+    assert read(computed) == [[count + 1, count] for count in range(100)]
 
 
 # -- R5: rings of every condition merged -----------------------------------------------------------

@@ -55,7 +55,7 @@ def offsets_keep_right_pads(original: Any, self: Any) -> None:
     "BatchKVCache.finalize",
     "BatchRotatingKVCache.finalize",
     wrong="right pads are visible once they were rolled to the front",
-    seen="visible",
+    seen="visible columns",
 )
 def rolled_pads_visible(original: Any, self: Any) -> None:
     before = self._pads
@@ -111,10 +111,10 @@ def shorter_announcement(original: Any, first: Any, second: Any, *rows: int) -> 
 
 
 @breaks(
-    "padding.Pending.tokens_only", kinds=BATCHES, wrong="rows that join a pending batch take what comes as right pads"
+    "padding.nothing_announced", kinds=BATCHES, wrong="rows that join a pending batch take what comes as right pads"
 )
-def joined_rows_get_pads(original: Any, self: Any, rows: int) -> Any:
-    return original(self, rows)._replace(lengths=(0,) * rows, waiting=(-1,) * rows)
+def joined_rows_get_pads(original: Any, rows: int) -> Any:
+    return original(rows)._replace(lengths=(0,) * rows)
 
 
 @breaks("BatchKVCache.from_state", "BatchRotatingKVCache.from_state", wrong="a restored batch forgets what is pending")

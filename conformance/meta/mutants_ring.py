@@ -90,7 +90,7 @@ def _clipped_mask(original: Any, self: Any, n: int, *rest: Any, **more: Any) -> 
 @breaks(
     "RotatingKVCache.update_and_fetch",
     wrong="of an update longer than the ring only the newest max_size columns are fetched",
-    seen="visible",
+    seen="visible columns",
     also={"RotatingKVCache.make_mask": _clipped_mask},
 )
 def long_fetch_clipped(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
@@ -108,7 +108,7 @@ def offset_stops_at_max_size(original: Any, self: Any, keys: mx.array, values: m
 # -- the sinks ------------------------------------------------------------------------------------
 
 
-@breaks("RotatingKVCache.make_mask", wrong="the sinks are hidden once the window has left them", seen="visible")
+@breaks("RotatingKVCache.make_mask", wrong="the sinks are hidden once the window has left them", seen="visible columns")
 def sinks_hidden(original: Any, self: Any, n: int, *rest: Any, **more: Any) -> Any:
     mask = original(self, n, *rest, **more)
     hide = isinstance(mask, mx.array) and self.offset >= self.max_size
@@ -149,39 +149,29 @@ def not_put_in_order(original: Any, ring: Any, n: int) -> Any:
     return after, pads, False
 
 
-@breaks(
-    "RotatingKVCache.trim_limit",
-    "BatchRotatingKVCache.trim_limit",
-    wrong="one token too many may be trimmed after wrapping",
-    seen="refusal trimmable",
-)
-def limit_one_high(original: Any, self: Any) -> Any:
-    limit = original(self)
-    held = int(mx.array(self.offset).min()) if mx.array(self.offset).size else 0
-    return limit + 1 if 0 < limit < held else limit
+@breaks("RotatingKVCache.can_trim", "BatchRotatingKVCache.can_trim", wrong="one token too many may go", seen="refusal")
+def limit_one_high(original: Any, self: Any, n: int) -> Any:
+    return original(self, n) or (n > 1 and original(self, n - 1))
+
+
+@breaks("RotatingKVCache.can_trim", "BatchRotatingKVCache.can_trim", wrong="one token too few may go", seen="refusal")
+def limit_one_low(original: Any, self: Any, n: int) -> Any:
+    return original(self, n) and (n == 0 or original(self, n + 1))
 
 
 @breaks(
-    "RotatingKVCache.trim_limit",
-    "BatchRotatingKVCache.trim_limit",
-    wrong="one token too few may be trimmed after wrapping",
-    seen="refusal trimmable",
+    "BatchKVCache.can_trim",
+    "BatchRotatingKVCache.can_trim",
+    wrong="the longest row says how many may go",
+    seen="refusal",
 )
-def limit_one_low(original: Any, self: Any) -> Any:
-    limit = original(self)
-    held = int(mx.array(self.offset).min()) if mx.array(self.offset).size else 0
-    return limit - 1 if 0 < limit < held else limit
+def limit_of_the_longest_row(original: Any, self: Any, n: int) -> Any:
+    return 0 <= n <= max(self.offset.tolist(), default=0)
 
 
-@breaks(
-    "BatchRotatingKVCache.trim_limit",
-    "BatchKVCache.trim_limit",
-    wrong="the trim limit is the longest row's",
-    seen="refusal trimmable",
-)
-def limit_of_the_longest_row(original: Any, self: Any) -> Any:
-    offsets = self.offset.tolist()
-    return max(original(self), *offsets) if offsets and original(self) == min(offsets) else original(self)
+@breaks("RotatingKVCache.can_trim", wrong="a ring that has evicted does not go back to its sinks", seen="refusal")
+def not_back_to_the_sinks(original: Any, self: Any, n: int) -> Any:
+    return original(self, n) and n <= self.trim_limit()
 
 
 @breaks(

@@ -256,7 +256,7 @@ def extract_removes_the_row(original: Any, self: Any, row: int) -> Any:
     "KVCache.update_and_fetch",
     "RotatingKVCache.update_and_fetch",
     wrong="all rows of a solo cache get the first one's tokens",
-    seen="visible",
+    seen="visible columns",
 )
 def first_row_for_all(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:
     first = (mx.broadcast_to(x[:1], x.shape) for x in (keys, values))
