@@ -128,6 +128,8 @@ def _shapes(seen: Observation, expected: Expected, config: Config) -> Difference
             return Difference(f"shape of {what}", str(got.shape), str(should))
     if seen.dtypes != (config.dtype, config.dtype):
         return Difference("dtype", str(seen.dtypes), str((config.dtype, config.dtype)))
+    if expected.width_max is not None and width > expected.width_max:
+        return Difference("storage", f"{width} columns", f"{expected.width_max} at most")
     return None
 
 

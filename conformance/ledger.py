@@ -94,6 +94,8 @@ class Expected:
     """None where the offset is a matter of layout: a row that ends in right pads."""
     count: int = 0
     """N of an update or mask."""
+    width_max: int | None = None
+    """The most columns that a ring may store after it."""
     queries: tuple[tuple[Token | None, ...], ...] = ()
     """Per row and query of an update or mask: its own token, None for a pad."""
     visible: tuple[tuple[frozenset[Token] | None, ...], ...] = ()
@@ -377,7 +379,10 @@ def _with_queries(
         tuple(_sees(row, token, window, holding.keep) for token in tokens)
         for row, tokens in zip(holding.rows, fed, strict=True)
     )
-    return replace(expected, count=operation.tokens, queries=tuple(map(tuple, fed)), visible=visible)
+    width_max = holding.max_size + operation.tokens - 1 if holding.max_size is not None else None
+    return replace(
+        expected, count=operation.tokens, width_max=width_max, queries=tuple(map(tuple, fed)), visible=visible
+    )
 
 
 def _sees(row: Row, query: Token | None, window: int | None, keep: int) -> frozenset[Token] | None:

@@ -284,6 +284,20 @@ class CacheMachine(RuleBasedStateMachine):
             shortest = min((len(row.history) for row in self.holdings[name].rows), default=0)
             self.run(ops.Trim(name, shortest))
 
+    @precondition(lambda self: self.max_size is not None)
+    @rule(number=small, over=st.integers(0, 9), trimmed=st.sampled_from([0, 1, 1, 2, 3]), fed=st.integers(0, 3))
+    def wrap_and_trim(self, number: int, over: int, trimmed: int, fed: int) -> None:
+        """Single tokens until a ring has wrapped, a rollback, and on."""
+        name = self.pick_to_feed(number)
+        if name is None or self.holdings[name].pending or self.max_size is None:
+            return
+        variant = self.holdings[name].variant or "plain"
+        for _ in range(self.max_size + over - self.holdings[name].columns):
+            self.run(ops.Update(name, 1, variant=variant))
+        self.run(ops.Trim(name, trimmed))
+        if fed:
+            self.run(ops.Update(name, fed, variant=variant))
+
     # -- ragged prefill -----------------------------------------------------------------------
 
     @precondition(lambda self: self.pick_batch(0) is not None)
@@ -389,8 +403,8 @@ class CacheMachine(RuleBasedStateMachine):
     # -- rows ---------------------------------------------------------------------------------
 
     @precondition(lambda self: self.pick_batch(0) is not None)
-    @rule(number=small, rows=st.lists(st.integers(0, 5), min_size=0, max_size=4))
-    def filter(self, number: int, rows: list[int]) -> None:
+    @rule(number=small, rows=st.lists(st.integers(0, 5), min_size=0, max_size=4), fed=st.integers(0, 3))
+    def filter(self, number: int, rows: list[int], fed: int) -> None:
         name = self.pick_batch(number)
         if name is None or self.row_count > 90:
             return
@@ -400,16 +414,20 @@ class CacheMachine(RuleBasedStateMachine):
         # A row kept once keeps its name; a fork's second copy gets a fresh one.
         names = tuple(next(fresh) if row in chosen[:i] else row for i, row in enumerate(chosen))
         self.run(ops.Filter(name, chosen, names))
+        if fed and not self.holdings[name].pending:
+            self.run(ops.Update(name, fed, variant=self.holdings[name].variant or "plain"))
 
     @precondition(lambda self: self.pick_batch(0) is not None)
-    @rule(number=small, other=small)
-    def extend(self, number: int, other: int) -> None:
+    @rule(number=small, other=small, fed=st.integers(0, 3))
+    def extend(self, number: int, other: int, fed: int) -> None:
         name, joined = self.pick_batch(number), self.pick_batch(other)
         if name is None or joined is None or self.row_count > 90:
             return
         rows = len(self.holdings[joined].rows)
         if len(self.holdings[name].rows) + rows <= ROWS_MAX:
             self.run(ops.Extend(name, joined, self.row_names(rows)))
+            if fed and not self.holdings[name].pending:
+                self.run(ops.Update(name, fed, variant=self.holdings[name].variant or "plain"))
 
     @precondition(lambda self: self.pick(0, lambda h: h.pending) is not None)
     @rule(number=small, other=small, swapped=flag)
@@ -430,13 +448,17 @@ class CacheMachine(RuleBasedStateMachine):
             self.run(ops.Extend(name, solo, ("zz",) * len(self.holdings[solo].rows)))
 
     @precondition(lambda self: self.room() and self.pick_batch(0) is not None)
-    @rule(number=small, row=small)
-    def extract(self, number: int, row: int) -> None:
+    @rule(number=small, row=small, fed=st.integers(0, 3))
+    def extract(self, number: int, row: int, fed: int) -> None:
         name = self.pick_batch(number)
         if name is None:
             return
         held = [r.name for r in self.holdings[name].rows] or ["zz"]
-        self.run(ops.Extract(name, held[row % len(held)], self.cache_name(), self.row_names(1)[0]))
+        alone = self.cache_name()
+        self.run(ops.Extract(name, held[row % len(held)], alone, self.row_names(1)[0]))
+        if alone in self.holdings and fed:
+            variant = self.holdings[alone].variant or "plain"
+            self.run(ops.Update(alone, fed, variant=variant))
 
     @precondition(lambda self: self.room() and self.pick_batch(0) is not None)
     @rule(number=small, extract=flag)

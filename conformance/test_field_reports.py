@@ -573,6 +573,7 @@ def test_r10_pads_take_no_weight_wherever_they_come_from(size: int | None, fed: 
         (batch_ring(4, 0, 1), 6, 1, 1, 6),
         (batch_ring(4, 0, 1), 6, 3, 2, 7),
         (batch_ring(4, 4, 4), 6, 1, 3, 0),  # wrapped, and only pads were evicted
+        (batch_ring(4, 2, 2), 4, 1, 2, 1),  # back behind the slot where it wrapped
         (batch(0, 1), 0, 4, 3, 1),
     ],
 )

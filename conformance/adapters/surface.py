@@ -181,7 +181,11 @@ def _mask(mask: Any) -> str | Storage:
 
 
 def _attention(queries: Floats, keys: mx.array, values: mx.array, mask: Any) -> Floats:
-    out = mx.fast.scaled_dot_product_attention(mx.array(queries).astype(keys.dtype), keys, values, scale=1.0, mask=mask)
+    q = mx.array(queries).astype(keys.dtype)
+    try:
+        out = mx.fast.scaled_dot_product_attention(q, keys, values, scale=1.0, mask=mask)
+    except ValueError:  # no refusal of the cache's: a mask or a fetch that does not fit, which its shape shows
+        return np.full(queries.shape, np.nan, np.float32)
     return np.array(out.astype(mx.float32))
 
 

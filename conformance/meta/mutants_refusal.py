@@ -35,7 +35,7 @@ def negative_trim_ignored(original: Any, self: Any, n: int) -> Any:
     return original(self, max(0, n))
 
 
-@breaks("RotatingKVCache.trim", wrong="more is trimmed than a wrapped ring still holds", seen="refusal")
+@breaks("RotatingKVCache.trim", wrong="more is trimmed than a wrapped ring still holds")
 def trim_beyond_the_ring(original: Any, self: Any, n: int) -> Any:
     if not 0 < n <= self.offset or n <= self.trim_limit():
         return original(self, n)

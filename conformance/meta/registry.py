@@ -45,11 +45,3 @@ def by_name(modules: Iterable[ModuleType]) -> dict[str, Mutant]:
 
 
 MUTANTS = by_name(THEMES)
-
-
-def one_kind_each() -> list[str]:
-    """A name for each mistake, in turn of one or another of the kinds that it breaks."""
-    kinds: dict[str, list[str]] = {}
-    for name in MUTANTS:
-        kinds.setdefault(name.partition("[")[0], []).append(name)
-    return [names[i % len(names)] for i, names in enumerate(kinds.values())]
