@@ -27,7 +27,12 @@ def parser() -> argparse.ArgumentParser:
     run = verbs.add_parser("run", help="goldens, then random sequences (the default verb)")
     _implementation(run)
     run.add_argument("--sequences", type=_count, default=2400, help="random sequences (default: %(default)s)")
-    run.add_argument("--seed", type=int, default=0, help="the same seed gives the same run (default: 0)")
+    run.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="with the same code and Hypothesis the same seed gives the same run (default: 0)",
+    )
     run.add_argument("--jobs", type=_count, default=None, help="processes (default: one a core, 4 at most)")
     run.add_argument("--expected", type=Path, default=None, help="a strict list of expected failures")
     run.add_argument("--directory", type=Path, default=Path(".divergences"), help="where traces are saved")

@@ -35,6 +35,8 @@ def read(path: Path) -> list[Expectation]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: no text in UTF-8 ({error.reason})") from error
     expectations = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):

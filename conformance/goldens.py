@@ -125,6 +125,8 @@ def check_golden(
                 f"{golden.path}: step {number} names more rows or fewer than there are ({error})"
             ) from error
         if not golden.recorded:
+            if step.valid is not None and step.valid == (seen[0].refused is not None):
+                raise TraceError(f"{golden.path}: step {number}: valid is {step.valid}, but the laws say otherwise")
             continue
         shown = checks_of(driver, step.operation, seen[-1])
         declared = {name: value for name, value in step.checks.items() if name not in EXTRAS}

@@ -473,7 +473,8 @@ class CacheMachine(RuleBasedStateMachine):
 def explore(campaign: Campaign, kind: str, sequences: int, number: int) -> None:
     """Run that many random sequences on one kind; what diverges is met by the campaign.
 
-    The same seed `number` gives the same sequences with the same version of Hypothesis.
+    The same seed `number` gives the same sequences with the same version of Hypothesis and the same modules loaded,
+    since Hypothesis draws from the constants of those too.
     """
     machine: Any = type(f"{kind}Machine", (CacheMachine,), {"kind": kind, "campaign": campaign})
     campaign.known = frozenset(campaign.findings)

@@ -45,6 +45,11 @@ class Config:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}, but should be one of {', '.join(DTYPES)}")
+        sizes = (self.heads, self.key_dim, self.value_dim)
+        if any(type(size) is not int for size in sizes) or not isinstance(self.attention, bool):
+            raise ValueError(
+                f"heads and dims {sizes} must be whole numbers, attention {self.attention!r} true or false"
+            )
         if self.heads < 1 or self.key_dim < 4 or self.value_dim < 4:
             raise ValueError(
                 f"heads {self.heads}, key_dim {self.key_dim} and value_dim {self.value_dim} must be at least 1, 4 and 4"

@@ -11,9 +11,24 @@ from conformance import operations as ops
 from conformance.adapters.registry import make_adapter
 from conformance.driver import Divergence, Driver
 from conformance.goldens import load_golden
+from conformance.observed import checks_of
 from conformance.payload import Tagged
 from conformance.report import report, to_json
-from conformance.trace import load
+from conformance.trace import Step, load
+
+SAID = ("rows", "offsets", "size", "result", "visible")
+"""Checks that hold for any implementation. A mask's form and a width are layout, which a run of goldens compares."""
+
+
+def unmet(step: Step, shown: dict[str, Any]) -> str | None:
+    """What the file says of a step that is not what was seen."""
+    refused = bool(shown.get("refused"))
+    if step.valid is not None and step.valid == refused:
+        return f"valid is {step.valid}, but the call was {'refused' if refused else 'done'}"
+    for name in SAID:
+        if name in step.checks and not refused and step.checks[name] != shown.get(name):
+            return f"checks say {name} {step.checks[name]!r}, but it was {shown.get(name)!r}"
+    return None
 
 
 def main(arguments: Any) -> int:
@@ -28,6 +43,9 @@ def main(arguments: Any) -> int:
     try:
         for number, step in enumerate(trace.steps, 1):
             seen = driver.step(step.operation)[1]
+            if fault := unmet(step, checks_of(driver, step.operation, seen)):
+                print(f"{path}: step {number} [{ops.call(step.operation)}]: {fault}", file=sys.stderr)
+                return 1
             outcome = f"refused: {seen.refused}" if seen.refused else f"offsets {list(seen.offsets)}"
             steps.append({"step": number, "call": ops.call(step.operation), "outcome": outcome})
             if not arguments.json:

@@ -177,7 +177,7 @@ def print_result(result: Result, console: Console) -> None:
     _print_findings(result, console)
     for fault in result.no_longer:
         console.print(f"expected failure {fault}", style="red", markup=False, highlight=False)
-    console.print(summary(result), style="red" if result.failed else "green", highlight=False)
+    console.print(summary(result), style="red" if result.failed else "green", highlight=False, soft_wrap=True)
 
 
 def _print_findings(result: Result, console: Console) -> None:

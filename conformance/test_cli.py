@@ -433,3 +433,31 @@ def test_a_replay_of_a_file_that_makes_no_sense_exits_2_with_the_path_and_the_re
 def test_a_replay_of_no_file_exits_2(command: Command) -> None:
     assert command("replay", command.directory / "nothing.json") == 2
     assert one_line(command.err) == f"{command.directory / 'nothing.json'}: No such file or directory"
+
+
+# -- a replay holds a file to what it says ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        ([{"op": "update", "cache": "x", "tokens": 1, "valid": False}], "valid is False, but the call was done"),
+        ([{"op": "update", "cache": "x", "tokens": 0, "valid": True}], "valid is True, but the call was refused"),
+        ([{"op": "update", "cache": "x", "tokens": 1}, {"checks": {"offsets": [7]}}], r"checks say offsets \[7\]"),
+        ([{"op": "update", "cache": "x", "tokens": 1}, {"checks": {"visible": {"a": [[1]]}}}], "checks say visible"),
+    ],
+)
+def test_a_replay_that_is_not_as_the_file_says_fails(
+    last: list[dict[str, Any]], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Trace(Config(), (Step(solo(cache="x")),)).to_dict()
+    data["steps"] += last
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert main(["replay", str(path)]) == 1
+    assert re.search(words, capsys.readouterr().err)
+
+
+def test_every_regression_is_replayed_as_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in sorted((run.GOLDENS / "regressions").glob("*.json")):
+        assert main(["replay", str(path)]) == 0, path

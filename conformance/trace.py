@@ -108,7 +108,7 @@ def parse(data: Any) -> Trace:
         raise ValueError(f"config has no field {', '.join(unknown)}")
     try:
         config = Config(**data["config"])
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"config: {error}") from error
     return Trace(
         config=config,
@@ -127,12 +127,14 @@ def _steps(data: list[Any]) -> tuple[Step, ...]:
         if not isinstance(item, dict):
             raise ValueError(f"step {number} is no object")
         if "checks" in item:
+            if set(item) != {"checks"}:
+                raise ValueError(f"step {number}: checks stand alone, but with them stands {sorted(item)}")
             if not steps or steps[-1].checks or not isinstance(item["checks"], dict):
                 raise ValueError(f"step {number}: checks must be an object that follows an operation")
             steps[-1] = Step(steps[-1].operation, steps[-1].valid, item["checks"])
             continue
         valid = item.pop("valid", None)
-        if valid not in (None, True, False):
+        if valid is not None and not isinstance(valid, bool):
             raise ValueError(f"step {number}: valid is {valid!r}, but should be true or false")
         try:
             steps.append(Step(from_dict(item), valid))

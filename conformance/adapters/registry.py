@@ -6,6 +6,7 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 
 from conformance.adapters.base import Adapter, AdapterError
+from conformance.operations import KINDS
 
 IMPLEMENTATIONS = {"mlximpl": "mlximpl", "mlx_lm": "mlx_lm.models.cache"}
 
@@ -21,10 +22,13 @@ def make_adapter(name: str) -> Adapter:
     try:
         module = importlib.import_module(IMPLEMENTATIONS[name])
         from conformance.adapters.surface import SurfaceAdapter
-    except ImportError as error:
-        raise AdapterError(f"{name} cannot be imported: {error}") from error
+    except Exception as error:  # whatever a module does when it is imported, it cannot be tested
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise AdapterError(f"{name} cannot be imported: {reason}") from error
+    if missing := [kind for kind in KINDS if not hasattr(module, kind)]:
+        raise AdapterError(f"{name} ({IMPLEMENTATIONS[name]}) has no {', '.join(missing)}")
     try:
         found = version(name.replace("_", "-"))
     except PackageNotFoundError:
-        found = "unknown"
+        found = getattr(module, "__version__", "unknown")
     return SurfaceAdapter(name, module, found)

@@ -158,7 +158,10 @@ def set_device() -> None:
     if wanted not in ("", "cpu", "gpu"):
         raise AdapterError(f"MLXIMPL_DEVICE is {wanted!r}, but should be cpu or gpu")
     if wanted:
-        mx.set_default_device(mx.cpu if wanted == "cpu" else mx.gpu)
+        try:
+            mx.set_default_device(mx.cpu if wanted == "cpu" else mx.gpu)
+        except ValueError as error:
+            raise AdapterError(f"MLXIMPL_DEVICE is {wanted}, but MLX has none here: {error}") from error
 
 
 def to_numpy(x: mx.array) -> Storage:
