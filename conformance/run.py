@@ -120,7 +120,8 @@ def goldens_for(implementation: str) -> list[Path]:
     paths = find_goldens(GOLDENS)
     if implementation != UPSTREAM:
         return paths
-    return [path for path in paths if GOLDENS / "deviations" not in path.parents]
+    not_lawful_there = (GOLDENS / "deviations", GOLDENS / "regressions")
+    return [path for path in paths if not any(place in path.parents for place in not_lawful_there)]
 
 
 def _waves(
