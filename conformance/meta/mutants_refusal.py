@@ -22,7 +22,7 @@ BATCH_UPDATES = ("BatchKVCache.update_and_fetch", "BatchRotatingKVCache.update_a
     "BatchKVCache.trim",
     "BatchRotatingKVCache.trim",
     wrong="a trim of more than is there is clipped",
-    seen="refusal",
+    seen="refusal offset",
 )
 def trim_clipped(original: Any, self: Any, n: int) -> Any:
     return original(self, min(n, self.trim_limit()))

@@ -71,7 +71,7 @@ def test_the_ledger_catches_a_broken_reference(name: str) -> None:
 
 @pytest.mark.parametrize("name", _of("unsound"))
 def test_the_reference_catches_itself(name: str) -> None:
-    with pytest.raises(AssertionError, match="all that the next query may see is held"):
+    with pytest.raises(AssertionError):
         hunt(HARNESS[name], HARNESS[name].kind, adapters=reference_alone)
 
 
