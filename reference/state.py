@@ -41,8 +41,20 @@ class Pending:
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """How a quantized cache stores its columns."""
+
+    group_size: int
+    """Values that share a scale and a bias."""
+    bits: int
+    """Bits of a code."""
+    dtype: str | None = None
+    """Of the arrays fed, and of scales and biases; None before the first update."""
+
+
+@dataclass(frozen=True)
 class Cache:
-    """The state of any of the four caches. B rows, S stored slots; a slot that was never written is not stored."""
+    """The state of any cache of keys and values. B rows, S stored slots; a slot that was never written is not stored."""
 
     keys: Array | None
     """(B, H, S, D); None before the first update, from which on the head shapes and dtypes are known."""
@@ -65,6 +77,10 @@ class Cache:
     wrapped: bool = False
     """The head has passed the last slot: slot order is not temporal order."""
     pending: Pending | None = None
+    quantization: Quantization | None = None
+    """Of a quantized cache, whose keys and values are stored columns: see `quantize.to_columns`."""
+    chunk_size: int | None = None
+    """Of a chunked cache: how many tokens `trim_front` leaves."""
 
     @property
     def rows(self) -> int:
@@ -133,8 +149,9 @@ def offsets(cache: Cache) -> tuple[int, ...]:
 
 def size(cache: Cache) -> int:
     """How many columns are held: what `size()` answers."""
-    held = cache.slots if cache.batched else max(cache.tokens, default=0)
-    return held if cache.max_size is None else min(held, cache.max_size)
+    if cache.batched or cache.max_size is None:
+        return cache.slots if cache.max_size is None else min(cache.slots, cache.max_size)
+    return min(max(cache.tokens, default=0), cache.max_size)
 
 
 def empty(cache: Cache) -> bool:
@@ -152,7 +169,19 @@ def head_shapes(cache: Cache) -> tuple[int, int, int, str, str] | None:
 
 def kind(cache: Cache) -> str:
     """The name of the class whose state this is."""
+    if cache.quantization is not None:
+        return "QuantizedKVCache"
+    if cache.chunk_size is not None:
+        return "ChunkedKVCache"
     return ("Batch" if cache.batched else "") + ("KVCache" if cache.max_size is None else "RotatingKVCache")
+
+
+def needed(cache: Cache, position: int, window: int | None) -> set[int]:
+    """The earlier positions that a query at this one may see, with W = window."""
+    if cache.chunk_size is not None:
+        return set(range(position // cache.chunk_size * cache.chunk_size, position))
+    first = 0 if window is None else max(0, position - window + 1)
+    return {*range(first, position), *range(min(cache.keep, position))}
 
 
 def check(cache: Cache) -> None:
@@ -174,6 +203,5 @@ def check(cache: Cache) -> None:
         held = [p for p in table.tolist() if p != NO_TOKEN]
         assert len(held) == len(set(held)), "a token lies in one slot"
         assert all(0 <= p < tokens for p in held)
-        window = tokens if cache.max_size is None else cache.max_size - cache.keep - 1
-        needed = {*range(max(0, tokens - window), tokens), *range(min(cache.keep, tokens))}
-        assert needed <= set(held), "all that the next query may see is held"
+        window = None if cache.max_size is None else cache.max_size - cache.keep
+        assert needed(cache, tokens, window) <= set(held), "all that the next query may see is held"

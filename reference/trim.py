@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from reference.extract import held_tokens
 from reference.masks import window_of
-from reference.state import NO_TOKEN, Array, Cache, kind, offsets
+from reference.state import NO_TOKEN, Array, Cache, kind, needed, offsets
 from reference.temporal_order import temporal_slots
 
 
@@ -34,16 +34,9 @@ def can_trim(cache: Cache, count: int) -> bool:
     if cache.pending is not None or not cache.rows:
         return False
     return all(
-        left >= 0 and needed(cache, left) <= set(held_tokens(cache, b))
+        left >= 0 and needed(cache, left, window_of(cache, None)) <= set(held_tokens(cache, b))
         for b, left in enumerate(t - count for t in cache.tokens)
     )
-
-
-def needed(cache: Cache, position: int) -> set[int]:
-    """The earlier positions that a query at this one may see, in the widest window."""
-    window = window_of(cache, None)
-    first = 0 if window is None else max(0, position - window + 1)
-    return {*range(first, position), *range(min(cache.keep, position))}
 
 
 def trim_limit(cache: Cache) -> int:
