@@ -120,7 +120,7 @@ def as_stored(x: Floats, dtype: np.dtype[np.generic]) -> Array:
 
 
 def to_columns(x: Array, how: Quantization) -> Words:
-    """What a quantized cache stores of keys or values (B, H, N, D): each column's words, scales and biases end to end."""
+    """What a quantized cache stores of keys or values (B, H, N, D): words, scales and biases end to end."""
     q = quantize(x, how.group_size, how.bits)
     return np.concatenate([q.words, _bits(q.scales), _bits(q.biases)], axis=-1)
 

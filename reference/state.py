@@ -54,7 +54,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Cache:
-    """The state of any cache of keys and values. B rows, S stored slots; a slot that was never written is not stored."""
+    """The state of a cache of keys and values. B rows, S stored slots; a slot never written is not stored."""
 
     keys: Array | None
     """(B, H, S, D); None before the first update, from which on the head shapes and dtypes are known."""
