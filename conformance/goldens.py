@@ -13,6 +13,7 @@ import safetensors.numpy
 from conformance.adapters.base import Adapter
 from conformance.adapters.golden import GoldenAdapter
 from conformance.driver import Driver, Found
+from conformance.file_goldens import FOLDER
 from conformance.golden_form import array_names, arrays_fault, is_recorded, trace_fault
 from conformance.observed import checks_of
 from conformance.payload import Storage
@@ -51,9 +52,10 @@ class Golden:
 
 
 def find_goldens(directory: Path) -> list[Path]:
-    """The paths of the goldens under a directory, in order."""
+    """The paths of the traces under a directory, in order; what lies beside recorded files is none."""
     names = ("flags.json", "trace.schema.json")
-    return sorted(path for path in directory.rglob("*.json") if path.name not in names)
+    paths = (path for path in directory.rglob("*.json") if path.name not in names)
+    return sorted(path for path in paths if path.relative_to(directory).parts[0] != FOLDER)
 
 
 def load_goldens(directory: Path) -> Iterator[Golden]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from conformance.adapters.base import AdapterError
 from conformance.driver import Divergence
+from conformance.file_goldens import file_faults, find_file_goldens
 from conformance.goldens import Golden, check_golden, find_goldens, load_golden
 from conformance.schema import faults as schema_faults
 from conformance.trace import TraceError, as_text
@@ -47,6 +48,9 @@ class Linter:
         for path in find_goldens(self.directory):
             for fault in self._golden_faults(path):
                 # A TraceError names the path already.
+                yield f"{path.relative_to(self.directory)}: {fault.removeprefix(f'{path}: ')}"
+        for path in find_file_goldens(self.directory):
+            for fault in file_faults(path):
                 yield f"{path.relative_to(self.directory)}: {fault.removeprefix(f'{path}: ')}"
         for name in sorted(self.flags.keys() - self.used):
             yield f"flags.json: no golden has the flag {name}"
