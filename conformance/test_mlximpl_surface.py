@@ -806,7 +806,7 @@ def test_make_prompt_cache_honours_the_models_own_and_the_limit_r12() -> None:
         (None, 4, "max_kv_size must be above 4"),
         ([foreign("KVCache")], 0, "max_kv_size must be above 4"),
         ([foreign("RotatingKVCache", max_size=9, keep=0)], 8, "a ring of 9, above max_kv_size 8"),
-        ([foreign("KVCache"), foreign("ArraysCache")], None, "cache 1 of the model is a ArraysCache"),
+        ([foreign("KVCache"), foreign("PagedKVCache")], None, "cache 1 of the model is a PagedKVCache"),
     ],
 )
 def test_make_prompt_cache_refuses(caches: list[Any] | None, size: int | None, words: str) -> None:

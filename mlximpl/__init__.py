@@ -1,23 +1,33 @@
 """KV caches for MLX: mlx-lm's classes by name and shape, held to a written specification."""
 
+from .arrays_cache import ArraysCache
 from .batch_kv_cache import BatchKVCache
 from .batch_rotating_kv_cache import BatchRotatingKVCache
+from .cache_list import CacheList
+from .chunked_kv_cache import ChunkedKVCache
+from .concatenate_kv_cache import ConcatenateKVCache
 from .filter import filter_rows
 from .kv_cache import KVCache
 from .masks import decode_mask, ring_mask
 from .merge import MergedRows, merge_rows
 from .padding import roll_rows
 from .prompt_cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+from .quantized_kv_cache import QuantizedKVCache
 from .rotating_kv_cache import RotatingKVCache
 from .temporal_order import temporal_view
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArraysCache",
     "BatchKVCache",
     "BatchRotatingKVCache",
+    "CacheList",
+    "ChunkedKVCache",
+    "ConcatenateKVCache",
     "KVCache",
     "MergedRows",
+    "QuantizedKVCache",
     "RotatingKVCache",
     "can_trim_prompt_cache",
     "decode_mask",

@@ -9,11 +9,10 @@ from .checks import check_rows, row_numbers
 from .extend import Columns, extend_rows
 from .filter import take_rows
 from .padding import Pending, announce, join_pending, roll_rows
+from .row_numbers import Ints, RowNumbers
 
-Ints = tuple[int, ...]
 
-
-class BatchCache(Cache):
+class BatchCache(Cache, RowNumbers):
     """Rows of different lengths, right-aligned behind left padding.
 
     Everything that decides anything is a number on the host; `offset` and `left_padding` are arrays made
@@ -23,7 +22,6 @@ class BatchCache(Cache):
     _pads: Ints
     _offsets: Ints
     _pending: Pending | None
-    _arrays: dict[str, tuple[Ints, mx.array]]
 
     def _begin(self, left_padding: Sequence[int] | mx.array) -> None:
         self._set_rows(row_numbers("left_padding", left_padding))
@@ -54,14 +52,6 @@ class BatchCache(Cache):
     def _due(self) -> Ints:
         stored = self._columns()
         return tuple(max(0, p - stored) for p in self._pads)
-
-    def _array(self, name: str, numbers: Ints) -> mx.array:
-        """An int32 array (B,), made once for the same numbers, handed out as a new object each time."""
-        made = self._arrays.get(name)
-        if made is None or made[0] != numbers:
-            made = numbers, mx.array(numbers, dtype=mx.int32)
-            self._arrays[name] = made
-        return made[1][...]
 
     @property
     def offset(self) -> mx.array:

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .append import append_columns
-from .batch_cache import BatchCache, Ints
+from .batch_cache import BatchCache
 from .checks import check_mask, check_rows, check_solo, check_update, common_heads
 from .extend import no_columns
 from .extract import extract_row
 from .kv_cache import KVCache
 from .masks import Mask, batch_mask
 from .merge import merge_rows
+from .row_numbers import Ints
 from .states import (
     PENDING,
     pending_elements,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .append import concat, join
-from .batch_cache import BatchCache, Ints
+from .batch_cache import BatchCache
 from .checks import check_mask, check_ring, check_rows, check_solo, check_update, common_heads, whole
 from .extend import no_columns
 from .extract import extract_row
@@ -13,6 +13,7 @@ from .masks import Mask, batch_mask
 from .merge import merge_rows, pad_front
 from .ring_update import ring_update, ring_write
 from .rotating_kv_cache import RotatingKVCache
+from .row_numbers import Ints
 from .states import (
     PENDING,
     check_ring_rows,

@@ -1,4 +1,4 @@
-"""What all four caches have in common."""
+"""What the caches have in common."""
 
 from typing import TypeVar
 
@@ -6,10 +6,78 @@ import mlx.core as mx
 
 from .checks import Heads, check_trim, heads_of, whole
 
-C = TypeVar("C", bound="Cache")
+C = TypeVar("C", bound="AnyCache")
 
 
-class Cache:
+class AnyCache:
+    """What every kind answers, whatever it stores."""
+
+    def empty(self) -> bool:
+        """Whether nothing is stored."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the arrays take, spare columns included."""
+        raise NotImplementedError
+
+    def size(self) -> int:
+        """How many columns are stored."""
+        raise NotImplementedError
+
+    def trim_limit(self) -> int:
+        """The largest n such that `trim` accepts every number up to it now."""
+        raise NotImplementedError
+
+    def can_trim(self, n: int) -> bool:
+        """Whether `trim(n)` is accepted now: up to `trim_limit()`, and on a ring also down to its sinks."""
+        return 0 <= whole("the number of tokens to trim", n) <= self.trim_limit()
+
+    def is_trimmable(self) -> bool:
+        """Whether every n up to the (shortest row's) offset may be trimmed."""
+        raise NotImplementedError
+
+    def trim(self, n: int) -> int:
+        """Drop the newest n tokens of every row, and return n.
+
+        Raises:
+            ValueError: n is negative, or `can_trim(n)` is false, as it is for any n > 0 while padding is pending.
+        """
+        n = check_trim(n, self._is_pending())
+        if not self.can_trim(n):
+            raise ValueError(f"trim {n}, but at most {self.trim_limit()} tokens can be dropped")
+        if n:
+            self._trim(n)
+        return n
+
+    def _trim(self, n: int) -> None:
+        raise NotImplementedError
+
+    def _is_pending(self) -> bool:
+        """Whether a ragged prefill is under way."""
+        return False
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        raise NotImplementedError
+
+    @state.setter
+    def state(self, state: object) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def from_state(cls: type[C], state: object) -> C:
+        """A cache that goes on where the one whose `state` this is stood.
+
+        Raises:
+            ValueError: the state is another kind's, or does not hold together.
+        """
+        cache = cls.__new__(cls)
+        cache.state = state
+        return cache
+
+
+class Cache(AnyCache):
     """Keys and values in two buffers, of which the first columns are in use.
 
     Attributes:
@@ -62,57 +130,5 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the buffers take, spare columns included."""
         buffers = self._buffers()
         return 0 if buffers is None else buffers[0].nbytes + buffers[1].nbytes
-
-    def trim_limit(self) -> int:
-        """The largest n such that `trim` accepts every number up to it now."""
-        raise NotImplementedError
-
-    def can_trim(self, n: int) -> bool:
-        """Whether `trim(n)` is accepted now: up to `trim_limit()`, and on a ring also down to its sinks."""
-        return 0 <= whole("the number of tokens to trim", n) <= self.trim_limit()
-
-    def is_trimmable(self) -> bool:
-        """Whether every n up to the (shortest row's) offset may be trimmed."""
-        raise NotImplementedError
-
-    def trim(self, n: int) -> int:
-        """Drop the newest n tokens of every row, and return n.
-
-        Raises:
-            ValueError: n is negative, or `can_trim(n)` is false, as it is for any n > 0 while padding is pending.
-        """
-        n = check_trim(n, self._is_pending())
-        if not self.can_trim(n):
-            raise ValueError(f"trim {n}, but at most {self.trim_limit()} tokens can be dropped")
-        if n:
-            self._trim(n)
-        return n
-
-    def _trim(self, n: int) -> None:
-        raise NotImplementedError
-
-    def _is_pending(self) -> bool:
-        """Whether a ragged prefill is under way."""
-        return False
-
-    @property
-    def state(self) -> tuple[object, ...]:
-        raise NotImplementedError
-
-    @state.setter
-    def state(self, state: object) -> None:
-        raise NotImplementedError
-
-    @classmethod
-    def from_state(cls: type[C], state: object) -> C:
-        """A cache that goes on where the one whose `state` this is stood.
-
-        Raises:
-            ValueError: the state is another kind's, or does not hold together.
-        """
-        cache = cls.__new__(cls)
-        cache.state = state
-        return cache

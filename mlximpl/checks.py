@@ -28,6 +28,7 @@ class Solo(Protocol):
 
 
 C = TypeVar("C", bound=Solo)
+K = TypeVar("K")
 
 COLUMNS_MAX = 2**30
 """Beyond it positions would not stay within int32."""
@@ -169,8 +170,8 @@ def check_trim(n: int, pending: bool = False) -> int:
     return n
 
 
-def check_solo(caches: object, kind: type[C]) -> list[C]:
-    """Return the solo caches of a merge: at least one, all of one kind, each of one row."""
+def check_kind(caches: object, kind: type[K]) -> list[K]:
+    """Return the caches of a merge: at least one, all of one kind."""
     if not isinstance(caches, Iterable):
         raise ValueError(f"merge takes a list of {kind.__name__}, not {type(caches).__name__}")
     found = list(caches)
@@ -179,6 +180,13 @@ def check_solo(caches: object, kind: type[C]) -> list[C]:
     for cache in found:
         if not isinstance(cache, kind):
             raise ValueError(f"merge of {kind.__name__} and {type(cache).__name__}")
+    return found
+
+
+def check_solo(caches: object, kind: type[C]) -> list[C]:
+    """Return the solo caches of a merge: at least one, all of one kind, each of one row."""
+    found = check_kind(caches, kind)
+    for cache in found:
         if cache.keys is not None and cache.keys.shape[0] != 1:
             raise ValueError(f"merge of a cache with {cache.keys.shape[0]} rows, but a row is one")
     return found

@@ -7,16 +7,16 @@ import mlx.core as mx
 
 from .append import append_columns
 from .cache import Cache
-from .checks import check_mask, check_update
-from .masks import Mask, solo_mask
+from .checks import check_update
+from .growing_cache import GrowingCache
+from .quantized_kv_cache import QuantizedKVCache
 from .states import state_buffers, state_elements, state_int
-from .trim import growing_limit
 
 if TYPE_CHECKING:
     from .batch_kv_cache import BatchKVCache
 
 
-class KVCache(Cache):
+class KVCache(GrowingCache, Cache):
     """A growing cache that keeps every token.
 
     Attributes:
@@ -27,9 +27,6 @@ class KVCache(Cache):
         self.keys = None
         self.values = None
         self.offset = 0
-
-    def _columns(self) -> int:
-        return self.offset
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append N columns and return all of them.
@@ -52,33 +49,6 @@ class KVCache(Cache):
         self.offset += n
         return self.keys_and_values()
 
-    def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Mask:
-        """The mask of the next fetch, made before the update of N tokens.
-
-        Returns:
-            None, "causal", or booleans (N, offset + N); (1, 1, 1, offset + 1) where N is 1, no mask is
-            needed and `return_array` asks for one.
-
-        Raises:
-            ValueError: N or window_size is below 1.
-        """
-        N, window_size = check_mask(N, window_size)
-        mask = solo_mask(N, self.offset + N, window_size, return_array)
-        return mask[None] if isinstance(mask, mx.array) and mask.ndim == 1 else mask
-
-    def size(self) -> int:
-        """How many columns are stored."""
-        return self.offset
-
-    def trim_limit(self) -> int:
-        return growing_limit([self.offset])
-
-    def is_trimmable(self) -> bool:
-        return True
-
-    def _trim(self, n: int) -> None:
-        self.offset -= n
-
     @property
     def state(self) -> tuple[object, ...]:
         """(keys, values, offset): mlx-lm's layout, the arrays cut to the columns stored."""
@@ -98,6 +68,23 @@ class KVCache(Cache):
         from .batch_kv_cache import BatchKVCache  # it imports this module for extract
 
         return BatchKVCache.merge(caches)
+
+    def to_quantized(self, group_size: int = 64, bits: int = 4) -> QuantizedKVCache:
+        """A quantized cache of the same tokens; this one stays as it is.
+
+        Args:
+            group_size: how many neighbours of a head share a scale and a bias: 32, 64 or 128.
+            bits: bits a number: 2, 3, 4, 5, 6 or 8.
+
+        Raises:
+            ValueError: another group_size or bits; head sizes that are not whole groups; keys and values of two
+                dtypes, or of one that is not float16, bfloat16 or float32.
+        """
+        quantized = QuantizedKVCache(group_size, bits)
+        keys, values = self._stored_arrays()
+        if keys is not None and values is not None:
+            quantized._start(keys, values)
+        return quantized
 
     def __repr__(self) -> str:
         return f"KVCache(offset={self.offset})"

@@ -5,8 +5,16 @@ from typing import Any
 
 import mlx.core as mx
 
+from .arrays_cache import ArraysCache
+from .batch_kv_cache import BatchKVCache
+from .batch_rotating_kv_cache import BatchRotatingKVCache
+from .cache import AnyCache
+from .cache_list import CacheList
 from .checks import check_trim, whole
+from .chunked_kv_cache import ChunkedKVCache
+from .concatenate_kv_cache import ConcatenateKVCache
 from .kv_cache import KVCache
+from .quantized_kv_cache import QuantizedKVCache
 from .rotating_kv_cache import RotatingKVCache
 
 SINKS = 4
@@ -15,17 +23,17 @@ SINKS = 4
 def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
     """The caches of a model.
 
-    A model with `make_cache` says which; each KVCache and RotatingKVCache that it names is replaced by ours.
-    Other models get a KVCache for each of `model.layers`.
+    A model with `make_cache` says which; each cache that it makes is replaced by ours of that kind, in a CacheList
+    too. Other models get a KVCache for each of `model.layers`.
 
     Args:
         model: an mlx-lm model.
-        max_kv_size: the most tokens that a layer may keep, above 4: a growing cache becomes a ring of that
-            size which keeps the first 4 tokens.
+        max_kv_size: the most tokens that a layer may keep, above 4: a KVCache becomes a ring of that size which
+            keeps the first 4 tokens. The state in an ArraysCache is of one size whatever was fed.
 
     Raises:
-        ValueError: max_kv_size leaves no window behind the 4 sinks; the model wants a kind of cache that
-            is not here, or a ring above max_kv_size.
+        ValueError: max_kv_size leaves no window behind the 4 sinks; the model wants a kind of cache that is not
+            here, a ring or a chunk above max_kv_size, or with max_kv_size another kind that keeps every token.
     """
     if max_kv_size is not None:
         max_kv_size = whole("max_kv_size", max_kv_size)
@@ -33,22 +41,45 @@ def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
             raise ValueError(f"max_kv_size must be above {SINKS}, the tokens always kept, not {max_kv_size}")
     if not hasattr(model, "make_cache"):
         return [_growing(max_kv_size) for _ in model.layers]
-    return [_twin(i, cache, max_kv_size) for i, cache in enumerate(model.make_cache())]
+    return [_twin(str(i), cache, max_kv_size) for i, cache in enumerate(model.make_cache())]
 
 
 def _growing(max_kv_size: int | None) -> KVCache | RotatingKVCache:
     return KVCache() if max_kv_size is None else RotatingKVCache(max_kv_size, keep=SINKS)
 
 
-def _twin(layer: int, cache: Any, max_kv_size: int | None) -> KVCache | RotatingKVCache:
+def _twin(name: str, cache: Any, max_kv_size: int | None) -> AnyCache:
+    """Our cache of the same kind and settings; `name` says where the model has it."""
     kind = type(cache).__name__
     if kind == "KVCache":
         return _growing(max_kv_size)
-    if kind != "RotatingKVCache":
-        raise ValueError(f"cache {layer} of the model is a {kind}, which is not available here")
-    if max_kv_size is not None and cache.max_size > max_kv_size:
-        raise ValueError(f"cache {layer} of the model is a ring of {cache.max_size}, above max_kv_size {max_kv_size}")
-    return RotatingKVCache(cache.max_size, cache.keep)
+    if kind == "RotatingKVCache":
+        _check_bound(name, f"a ring of {cache.max_size}", cache.max_size, max_kv_size)
+        return RotatingKVCache(cache.max_size, cache.keep)
+    if kind == "ChunkedKVCache":
+        _check_bound(name, f"a ChunkedKVCache of {cache.chunk_size}", cache.chunk_size, max_kv_size)
+        return ChunkedKVCache(cache.chunk_size)
+    if kind == "ArraysCache":
+        return ArraysCache(len(cache.cache), cache.left_padding)
+    if kind == "CacheList":
+        return CacheList(*(_twin(f"{name}.{i}", each, max_kv_size) for i, each in enumerate(cache.caches)))
+    if kind == "BatchRotatingKVCache":
+        _check_bound(name, f"a ring of {cache.max_size}", cache.max_size, max_kv_size)
+        return BatchRotatingKVCache(cache.max_size, cache.left_padding)
+    if kind not in ("BatchKVCache", "ConcatenateKVCache", "QuantizedKVCache"):
+        raise ValueError(f"cache {name} of the model is a {kind}, which is not available here")
+    if max_kv_size is not None:
+        raise ValueError(
+            f"cache {name} of the model is a {kind}, which keeps every token: max_kv_size {max_kv_size} cannot bound it"
+        )
+    if kind == "BatchKVCache":
+        return BatchKVCache(cache.left_padding)
+    return ConcatenateKVCache() if kind == "ConcatenateKVCache" else QuantizedKVCache(cache.group_size, cache.bits)
+
+
+def _check_bound(name: str, what: str, size: int, max_kv_size: int | None) -> None:
+    if max_kv_size is not None and size > max_kv_size:
+        raise ValueError(f"cache {name} of the model is {what}, above max_kv_size {max_kv_size}")
 
 
 def can_trim_prompt_cache(cache: Sequence[Any]) -> bool:
