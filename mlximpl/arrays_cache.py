@@ -14,9 +14,9 @@ import mlx.core as mx
 
 from .cache import AnyCache
 from .checks import check_kind, check_rows, check_size, row_numbers, whole
-from .padding import Pending, announce, join_pending
+from .padding import Pending, announce, announce_lengths, check_lengths, join_pending
 from .row_numbers import Ints, RowNumbers
-from .slots import Slot, check_slot, join_slots, take_slot_rows
+from .slots import Slot, check_slot, check_slots, join_slots, take_slot_rows
 from .states import state_int, state_ints
 
 Numbers = Sequence[int] | mx.array
@@ -95,7 +95,7 @@ class ArraysCache(AnyCache, RowNumbers):
 
     @cache.setter
     def cache(self, slots: Sequence[Slot]) -> None:
-        found = read_slots("cache", slots)
+        found = check_slots("cache", slots)
         if len(found) != len(self._slots):
             raise ValueError(f"cache: {len(found)} slots, but the cache has {len(self._slots)}")
         rows = next((slot.shape[0] for slot in found if slot is not None), None)
@@ -160,7 +160,7 @@ class ArraysCache(AnyCache, RowNumbers):
 
         Left pads due count. May be assigned: a list announces a ragged prefill, None ends it.
         """
-        return None if self._pending is None else self._array("lengths", full_lengths(self._pending))
+        return None if self._pending is None else self._array("lengths", self._pending.full_lengths())
 
     @lengths.setter
     def lengths(self, numbers: Numbers | None) -> None:
@@ -170,7 +170,7 @@ class ArraysCache(AnyCache, RowNumbers):
         lengths = row_numbers("lengths", numbers, self._known_rows())
         due = (0,) * len(lengths) if self._due is None else self._due
         check_lengths(lengths, due)
-        self._due, self._pending = due, pending_lengths(lengths) if lengths else None
+        self._due, self._pending = due, announce_lengths(lengths) if lengths else None
 
     def make_mask(self, N: int) -> mx.array | None:
         """Which of the next N columns are tokens.
@@ -186,7 +186,7 @@ class ArraysCache(AnyCache, RowNumbers):
             raise ValueError(f"a mask needs at least one column, but N is {n}")
         self._after(n)
         left, lengths = self.left_padding, self.lengths
-        if self._pending is None or all(length >= n for length in full_lengths(self._pending)):
+        if self._pending is None or all(length >= n for length in self._pending.full_lengths()):
             lengths = None
         if left is None and lengths is None:
             return None
@@ -365,7 +365,7 @@ class ArraysCache(AnyCache, RowNumbers):
             raise ValueError(
                 f"an {kind} state is (slots, left_padding, lengths) and perhaps (columns to come), not {what}"
             )
-        slots = [None if slot is None else mx.contiguous(slot) for slot in read_slots(f"{kind} state", state[0])]
+        slots = [None if slot is None else mx.contiguous(slot) for slot in check_slots(f"{kind} state", state[0])]
         rows = next((slot.shape[0] for slot in slots if slot is not None), None)
         due = lengths = pending = None
         if state[1] is not None:
@@ -381,9 +381,9 @@ class ArraysCache(AnyCache, RowNumbers):
             if len(state) == 4:
                 columns = state_int(kind, "columns to come", state[3], max((0, *lengths)))
                 lengths = state_ints(kind, "lengths", state[2], rows, -1)
-                pending = pending_lengths(lengths, columns)
+                pending = announce_lengths(lengths, columns)
             else:
-                pending = pending_lengths(tuple(max(0, n) for n in lengths))
+                pending = announce_lengths(tuple(max(0, n) for n in lengths))
             check_lengths(pending.lengths, due)
         self._set(slots, due, pending if due else None)
         self._arrays = {}
@@ -391,17 +391,6 @@ class ArraysCache(AnyCache, RowNumbers):
     def __repr__(self) -> str:
         filled = sum(slot is not None for slot in self._slots)
         return f"ArraysCache({filled} of {len(self._slots)} slots filled, batch_size={self.batch_size})"
-
-
-def read_slots(name: str, slots: object) -> list[Slot]:
-    """Slots as fresh handles; ValueError where they are no arrays, or of different numbers of rows."""
-    if not isinstance(slots, (tuple, list)):
-        raise ValueError(f"{name}: slots are a list of arrays or None, not {type(slots).__name__}")
-    found = [None if slot is None else check_slot(f"{name}: slot {i}", slot)[...] for i, slot in enumerate(slots)]
-    rows = sorted({slot.shape[0] for slot in found if slot is not None})
-    if len(rows) > 1:
-        raise ValueError(f"{name}: slots of {rows} rows do not go together")
-    return found
 
 
 def joined(operation: str, caches: Sequence[ArraysCache]) -> tuple[list[Slot], Ints, Pending | None]:
@@ -419,20 +408,3 @@ def joined(operation: str, caches: Sequence[ArraysCache]) -> tuple[list[Slot], I
         pending = join_pending(pending, cache._pending, len(due), cache.batch_size)
         due += cache._dues()
     return slots, due, pending
-
-
-def pending_lengths(lengths: Ints, columns: int | None = None) -> Pending:
-    """A ragged prefill of these lengths; of as many columns as the longest if nothing else is said."""
-    rows = len(lengths)
-    return Pending(max(lengths, default=0) if columns is None else columns, lengths, (0,) * rows, (-1,) * rows)
-
-
-def full_lengths(pending: Pending) -> Ints:
-    """The lengths to come; all columns in a row for which nothing was announced."""
-    return tuple(pending.columns if length < 0 else length for length in pending.lengths)
-
-
-def check_lengths(lengths: Sequence[int], due: Sequence[int]) -> None:
-    """Refuse lengths that leave no room for the left pads due."""
-    if any(0 <= length < d for length, d in zip(lengths, due, strict=True)):
-        raise ValueError(f"lengths {list(lengths)} are shorter than the left pads due, {list(due)}")

@@ -56,6 +56,10 @@ class Pending(NamedTuple):
         )
         return after, tuple(max(0, n - length) if length >= 0 else 0 for length in lengths)
 
+    def full_lengths(self) -> tuple[int, ...]:
+        """The lengths; all columns to come where nothing was announced for a row."""
+        return tuple(self.columns if length < 0 else length for length in self.lengths)
+
     def take(self, rows: Sequence[int]) -> "Pending | None":
         """The pending padding of some rows; None for no rows."""
         if not rows:
@@ -69,6 +73,18 @@ class Pending(NamedTuple):
 def nothing_announced(rows: int) -> Pending:
     """For rows without right pads: all columns to come are theirs."""
     return Pending(-1, (-1,) * rows, (0,) * rows, (-1,) * rows)
+
+
+def announce_lengths(lengths: tuple[int, ...], columns: int | None = None) -> Pending:
+    """A prefill of as many columns as the longest length, or of more."""
+    rows = len(lengths)
+    return Pending(max(lengths, default=0) if columns is None else columns, lengths, (0,) * rows, (-1,) * rows)
+
+
+def check_lengths(lengths: Sequence[int], due: Sequence[int]) -> None:
+    """Refuse lengths (-1 where none was announced) that leave no room for the left pads due."""
+    if any(0 <= length < d for length, d in zip(lengths, due, strict=True)):
+        raise ValueError(f"lengths {list(lengths)} are shorter than the left pads due, {list(due)}")
 
 
 def join_pending(first: Pending | None, second: Pending | None, first_rows: int, second_rows: int) -> Pending | None:
@@ -105,8 +121,7 @@ def announce(
         due = tuple(d + p for d, p in zip(due, left, strict=True))
     if lengths is not None:
         lengths_given = row_numbers("lengths", lengths, rows)
-        if any(length < d for length, d in zip(lengths_given, due, strict=True)):
-            raise ValueError(f"lengths {list(lengths_given)} are shorter than the left pads due, {list(due)}")
+        check_lengths(lengths_given, due)
     if right_padding is not None:
         right = row_numbers("right_padding", right_padding, rows)
     left = left or (0,) * rows
@@ -124,7 +139,7 @@ def announce(
         )
     if not any(right):
         return left, None
-    return left, Pending(totals[0], lengths_given, nothing, (-1,) * rows)
+    return left, announce_lengths(lengths_given, totals[0])
 
 
 def roll_rows(array: mx.array, shifts: Sequence[int], width: int | None = None) -> mx.array:

@@ -19,6 +19,17 @@ def check_slot(name: str, slot: object) -> mx.array:
     return slot
 
 
+def check_slots(name: str, slots: object) -> list[Slot]:
+    """Return slots as fresh handles; ValueError where they are no arrays, or of different numbers of rows."""
+    if not isinstance(slots, (tuple, list)):
+        raise ValueError(f"{name}: slots are a list of arrays or None, not {type(slots).__name__}")
+    found = [None if slot is None else check_slot(f"{name}: slot {i}", slot)[...] for i, slot in enumerate(slots)]
+    rows = sorted({slot.shape[0] for slot in found if slot is not None})
+    if len(rows) > 1:
+        raise ValueError(f"{name}: slots of {rows} rows do not go together")
+    return found
+
+
 def take_slot_rows(slot: mx.array, rows: Sequence[int]) -> mx.array:
     """Gather rows of an array (B, ...), in memory of their own."""
     runs = consecutive(rows)
