@@ -15,6 +15,9 @@ from .checks import check_kind, check_trim, whole, whole_numbers
 
 Numbers = Sequence[int] | mx.array
 
+DEPTH_MAX = 16
+"""How deep the lists in a state may be nested."""
+
 
 class CacheList(AnyCache):
     """What one layer keeps in several caches. What is done to the list is done to each of them, or to none.
@@ -182,6 +185,7 @@ class CacheList(AnyCache):
         kind = "CacheList"
         if not isinstance(state, (tuple, list)):
             raise ValueError(f"a {kind} state is a list of (state, class name), not {type(state).__name__}")
+        check_depth(state)
         caches = []
         for i, child in enumerate(state):
             if not isinstance(child, (tuple, list)) or len(child) != 2:
@@ -192,6 +196,21 @@ class CacheList(AnyCache):
 
     def __repr__(self) -> str:
         return f"CacheList({', '.join(map(repr, self.caches))})"
+
+
+def check_depth(state: Sequence[object]) -> None:
+    """Refuse a state whose lists are nested so deep that reading it would exhaust the stack."""
+    levels = [state]
+    for _ in range(DEPTH_MAX):
+        pairs = [child for level in levels for child in level if isinstance(child, (tuple, list)) and len(child) == 2]
+        levels = [
+            inner
+            for inner, name in pairs
+            if isinstance(name, str) and name == "CacheList" and isinstance(inner, (tuple, list))
+        ]
+        if not levels:
+            return
+    raise ValueError(f"CacheList state: nested more than {DEPTH_MAX} deep")
 
 
 def check_same_children(operation: str, first: CacheList, other: CacheList) -> None:
