@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.adapters.base import Observation
-from conformance.ledger import LAWFUL, REFUSED, Expected, Token, Verdict
-from conformance.payload import PAD, Config, Ints, Payload, encode, from_storage, queries
+from conformance.ledger import LAWFUL, REFUSED, Expected, Holding, Token, Verdict
+from conformance.payload import PAD, Config, Ints, Payload, decode_state, encode, from_storage, queries
 
 Bools = NDArray[np.bool_]
 
@@ -85,16 +85,24 @@ def against_verdict(seen: Observation, verdict: Verdict) -> Difference | None:
 
 
 def against_expected(
-    seen: Observation, expected: Expected, solo: bool, config: Config, tokens: Tokens
+    seen: Observation, expected: Expected, holding: Holding, config: Config, tokens: Tokens
 ) -> Iterator[Difference]:
     """Rows, offsets and visible tokens, as the histories say; keys and values bit for bit as written."""
     names = expected.names
     if seen.rows is not None and seen.rows != len(names):
         yield Difference("rows", str(seen.rows), f"{len(names)} ({', '.join(names)})")
         return
-    yield from _offsets(seen, expected, solo)
+    if expected.offsets or not (holding.recurrent or holding.children):
+        yield from _offsets(seen, expected, not holding.batched)
     if seen.aliased is not None:
         yield Difference("aliased", f"{seen.aliased} changed under its holder", "unchanged")
+    if expected.front is not None and seen.front != expected.front:
+        yield Difference("start_position", str(seen.front), str(expected.front))
+    if expected.states is not None:
+        first = _tokens_mask(seen, expected) or _states(seen, expected, config, tokens)
+        if first:
+            yield first
+        return
     if seen.keys is None or seen.values is None:
         return
     first = (
@@ -102,6 +110,7 @@ def against_expected(
         or _mask_width(seen, expected)
         or _visible(seen, expected, config, tokens)
         or _values(seen, expected, config, tokens)
+        or _half_a_step(seen, holding, config, tokens)
         or _attention(seen, expected, config, tokens)
     )
     if first:
@@ -191,6 +200,78 @@ def _values(seen: Observation, expected: Expected, config: Config, tokens: Token
     return None
 
 
+def _half_a_step(seen: Observation, holding: Holding, config: Config, tokens: Tokens) -> Difference | None:
+    """What a quantized fetch stands for lies within half a step of what was written, scale and bias rounded too."""
+    if seen.parts is None or holding.quantized is None or seen.keys is None or seen.values is None:
+        return None
+    group_size, bits = holding.quantized
+    for role, x, (_, scales, biases) in zip(("key", "value"), (seen.keys, seen.values), seen.parts, strict=True):
+        tags, positions = tokens.payload.decode(x, role, config)
+        written = from_storage(encode(tags, positions, role, config))
+        step = np.abs(np.repeat(from_storage(scales), group_size, axis=-1))
+        far = np.abs(np.repeat(from_storage(biases), group_size, axis=-1)) + step * 2**bits
+        bound = 0.5 * step + far * ROUNDING[config.dtype]
+        beyond = np.argwhere(np.abs(x - written) > bound)
+        if beyond.size:
+            b, h, t, d = beyond[0].tolist()
+            off = abs(float(x[b, h, t, d] - written[b, h, t, d]))
+            what = f"{role}s[{holding.rows[b].name}]"
+            return Difference(what, f"off by {off:.3g}", f"within {bound[b, h, t, d]:.3g}, half a step", f"column {t}")
+    return None
+
+
+ROUNDING = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
+"""Of a scale and a bias, relative."""
+
+
+def _tokens_mask(seen: Observation, expected: Expected) -> Difference | None:
+    """The mask of a recurrent layer shows exactly the columns that are tokens."""
+    if not expected.queries:
+        return None
+    want = np.array([[query is not None for query in row] for row in expected.queries], bool)
+    want = want.reshape(len(expected.queries), expected.count)
+    if isinstance(seen.mask, str):
+        got = np.ones_like(want) if seen.mask == "none" else None
+    else:
+        got = None if seen.mask is None or seen.mask.dtype != np.bool_ else seen.mask
+    if got is None or got.shape != want.shape:
+        found = seen.mask if isinstance(seen.mask, str) or seen.mask is None else f"{seen.mask.dtype} {seen.mask.shape}"
+        return Difference("mask width", str(found), f"None or booleans {want.shape}")
+    for b, name in enumerate(expected.names):
+        if (got[b] != want[b]).any():
+            return Difference(f"visible[{name}]", _bits(got[b]), _bits(want[b]), "which of the columns are tokens")
+    return None
+
+
+def _states(seen: Observation, expected: Expected, config: Config, tokens: Tokens) -> Difference | None:
+    """Every slot shows each row's last token when it was written, zeros where it had none, nothing where unfilled."""
+    assert expected.states is not None
+    if seen.states is None or len(seen.states) != len(expected.states):
+        found = None if seen.states is None else len(seen.states)
+        return Difference("slots", str(found), str(len(expected.states)))
+    for i, (x, want) in enumerate(zip(seen.states, expected.states, strict=True)):
+        if (x is None) != (want is None):
+            return Difference(
+                f"slot {i}", "unfilled" if x is None else "filled", "unfilled" if want is None else "filled"
+            )
+        if x is None or want is None:
+            continue
+        if x.shape[:1] != (len(want),):
+            return Difference(f"slot {i}", f"shape {x.shape}", f"{len(want)} rows")
+        tags, positions = decode_state(x, i, config)
+        got = list(zip(tags.tolist(), positions.tolist(), strict=True))
+        should = [tokens.token("key", token) if token else (PAD, PAD) for token in want]
+        for name, one, other in zip(expected.names, got, should, strict=True):
+            if one != other:
+                return Difference(f"state[{name}]", _state(one), _state(other), f"slot {i}")
+    return None
+
+
+def _state(token: tuple[int, int]) -> str:
+    tag, position = token
+    return f"{tag}:{position}" if position >= 0 else ("zeros" if position == PAD else "?")
+
+
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 """Relative to the largest value: sums of some twenty terms of the dtype's precision."""
 
@@ -224,8 +305,8 @@ def alone(tokens: list[tuple[int, int]], position: int, config: Config) -> NDArr
     tags: Ints = np.array([[who for who, _ in tokens]], np.int64)
     positions: Ints = np.array([[p for _, p in tokens]], np.int64)
     q = queries(np.array([[position]]), config)[0, :, 0].astype(np.float64)  # (Hq, D)
-    k = from_storage(encode(tags, positions, "key", config), config.dtype)[0].astype(np.float64)  # (H, T, D)
-    v = from_storage(encode(tags, positions, "value", config), config.dtype)[0].astype(np.float64)
+    k = from_storage(encode(tags, positions, "key", config))[0].astype(np.float64)  # (H, T, D)
+    v = from_storage(encode(tags, positions, "value", config))[0].astype(np.float64)
     groups = q.shape[0] // k.shape[0]
     k, v = np.repeat(k, groups, axis=0), np.repeat(v, groups, axis=0)
     scores = np.einsum("hd,htd->ht", q, k)
@@ -245,6 +326,10 @@ def against_reference(seen: Observation, ref: Observation, expected: Expected) -
         unseen = observable in ("size", "empty", "trimmable") and None in (got, should)
         if got != should and not unseen:
             yield Difference(observable, str(got), str(should))
+    for i, (child, its) in enumerate(zip(seen.children, ref.children, strict=True)):
+        yield from against_reference(child, its, expected.children[i])
+    if expected.states is not None or expected.children:
+        return
     if ref.keys is not None and seen.keys is not None and seen.keys.shape != ref.keys.shape:
         yield Difference("shape of keys", str(seen.keys.shape), str(ref.keys.shape))
         return
@@ -263,7 +348,7 @@ def against_reference(seen: Observation, ref: Observation, expected: Expected) -
                 note = f"the query at position {query[1]}"
                 yield Difference(f"columns[{name}]", _bits(got_mask[b, i]), _bits(ref_mask[b, i]), note)
                 return
-    first = _same_columns(seen, ref, expected, ref_mask)
+    first = _same_columns(seen, ref, expected, ref_mask) if seen.parts is None else _same_parts(seen, ref)
     if first:
         yield first
 
@@ -280,6 +365,33 @@ def _same_columns(seen: Observation, ref: Observation, expected: Expected, mask:
                         f"columns[{name}]", f"another token's {what}", "the reference's", f"column {column}"
                     )
     return None
+
+
+def _same_parts(seen: Observation, ref: Observation) -> Difference | None:
+    """Quantized alike, or each within half a step of the same numbers: so within one step of each other."""
+    if ref.parts is None or seen.parts is None or exactly(seen, ref):
+        return None
+    for role, got, should, mine, theirs in (
+        ("keys", seen.keys, ref.keys, seen.parts[0], ref.parts[0]),
+        ("values", seen.values, ref.values, seen.parts[1], ref.parts[1]),
+    ):
+        assert got is not None and should is not None
+        shapes = [tuple(part.shape for part in parts) for parts in (mine, theirs)]
+        if shapes[0] != shapes[1]:
+            return Difference(f"shape of {role}", str(shapes[0]), str(shapes[1]))
+        groups = got.shape[-1] // max(1, mine[1].shape[-1])
+        step = np.maximum(*(np.abs(np.repeat(from_storage(parts[1]), groups, axis=-1)) for parts in (mine, theirs)))
+        if (np.abs(got - should) > step * 1.01).any():
+            return Difference(f"{role} quantized", "more than a step away", "the reference's, or within one step")
+    return None
+
+
+def exactly(seen: Observation, ref: Observation) -> bool:
+    """Whether two quantized fetches are the same words, scales and biases."""
+    if seen.parts is None or ref.parts is None:
+        return False
+    pairs = zip((*seen.parts[0], *seen.parts[1]), (*ref.parts[0], *ref.parts[1]), strict=True)
+    return all(a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all()) for a, b in pairs)
 
 
 def _bits(mask: Bools) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy as np
 from conformance import operations as ops
 from conformance.adapters.base import Adapter, Inputs, Observation
 from conformance.compare import Difference, against_expected, against_reference, against_verdict
-from conformance.ledger import REFUSED, Expected, Ledger, Token
-from conformance.payload import PAD, Config, Payload, Tagged, queries
+from conformance.ledger import REFUSED, Expected, Ledger, Token, merged_kind
+from conformance.payload import PAD, Config, Payload, Tagged, encode_state, queries
 from conformance.trace import Step, Trace
 
 VERDICTS = ("refusal", "crash", "half-applied")
@@ -147,21 +147,26 @@ class Driver:
         check: Callable[[Difference | None, int, str], None],
     ) -> None:
         target = getattr(operation, "into", operation.cache)
-        holding = self.ledger.holdings[target]
-        config = self.config.variant(holding.variant or "plain")
         for who, observation in enumerate(seen):
-            for difference in against_expected(observation, expected, not holding.batched, config, self):
+            for difference in self._against_ledger(observation, expected, target):
                 check(difference, who, "ledger")
         for who, observation in enumerate(seen[1:], 1):
             for difference in against_reference(observation, seen[0], expected):
                 check(difference, who, self.adapters[0].name)
+
+    def _against_ledger(self, seen: Observation, expected: Expected, cache: str) -> Iterator[Difference]:
+        holding = self.ledger.holdings[cache]
+        config = self.config.variant(holding.variant or "plain")
+        yield from against_expected(seen, expected, holding, config, self)
+        for i, (child, its) in enumerate(zip(seen.children, expected.children, strict=True)):
+            yield from self._against_ledger(child, its, f"{cache}.{i}")
 
     def _kind(self, operation: ops.Operation) -> str:
         if isinstance(operation, ops.New):
             return operation.kind
         if isinstance(operation, ops.Merge):
             kinds = [self.ledger.holdings[name].kind for name in operation.caches]
-            return f"Batch{kinds[0]}" if kinds else "BatchKVCache"
+            return merged_kind(kinds[0]) if kinds else "BatchKVCache"
         return self.ledger.holdings[operation.cache].kind
 
     def _inputs(self, operation: ops.Operation) -> Inputs:
@@ -170,9 +175,28 @@ class Driver:
             names = [row.name for row in self.ledger.holdings[operation.cache].rows]
             # A name that is not there stands for the index one past the last row.
             return Inputs(indices=tuple(names.index(row) if row in names else len(names) for row in rows))
-        if isinstance(operation, ops.Update):
-            return self._arrays(operation)
-        return Inputs()
+        if not isinstance(operation, ops.Update):
+            return Inputs()
+        if self.ledger.is_list(operation):
+            return Inputs(children=tuple(self._inputs(part) for part in self.ledger.parts(operation)))
+        if self.ledger.holdings[operation.cache].recurrent:
+            return self._states(operation)
+        return self._arrays(operation)
+
+    def _states(self, operation: ops.Update) -> Inputs:
+        """What each slot gets: the row's last token, or a foreign one in an update that is to be refused."""
+        config = self.config
+        holding = self.ledger.holdings[operation.cache]
+        if self.ledger.judge(operation).reason:
+            last: list[Token | None] = [("poison", 0)] * len(holding.rows)
+        else:
+            last = self.ledger.states_after(operation)
+        last += [("poison", 0)] * (operation.variant == "rows")
+        tags = np.array([self.ledger.tag(token[0]) if token else 0 for token in last], np.int64)
+        positions = np.array([token[1] if token else PAD for token in last], np.int64)
+        slots = range(len(holding.filled))
+        written = [encode_state(tags, positions, i, config) if operation.slot in (None, i) else None for i in slots]
+        return Inputs(dtype=config.dtype, states=tuple(written))
 
     def _arrays(self, operation: ops.Update) -> Inputs:
         config = self.config.variant(operation.variant)
@@ -191,8 +215,11 @@ class Driver:
             keys=keys,
             values=values,
             dtype=config.dtype,
-            queries=queries(np.maximum(positions, 0), config) if config.attention else None,
+            queries=queries(np.maximum(positions, 0), config) if self._attends(operation) else None,
         )
+
+    def _attends(self, operation: ops.Update) -> bool:
+        return self.config.attention and self.ledger.holdings[operation.cache].quantized is None
 
     def token(self, role: str, token: Token) -> tuple[int, int]:
         """The tag and position that the array of this token shows."""

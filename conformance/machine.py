@@ -65,6 +65,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     kind: str
     campaign: Campaign
+    row_limit = 90
+    """How many rows may be named: each takes a tag of the payload."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,8 +86,9 @@ class CacheMachine(RuleBasedStateMachine):
             return  # known to part ways here; there is more to find elsewhere
         early = is_early(self.driver.ledger, operation)
         try:
-            refused = self.driver.step(operation)[0].refused is not None
-            self.campaign.tally.count(self.driver.ledger, operation, refused, early)
+            seen = self.driver.step(operation)
+            self.campaign.tally.count(self.driver.ledger, operation, seen[0].refused is not None, early)
+            self.campaign.tally.count_quantized(seen)
         except Divergence as divergence:
             self._meet(divergence.found)
             if self.campaign.stop:
@@ -111,13 +114,26 @@ class CacheMachine(RuleBasedStateMachine):
     def holdings(self) -> dict[str, Holding]:
         return self.driver.ledger.holdings if self.driver else {}
 
+    @property
+    def batching(self) -> bool:
+        """Whether caches of this kind come together."""
+        return self.kind.startswith("Batch")
+
     def pick(self, number: int, of: Callable[[Holding], bool] = lambda _: True) -> str | None:
         """The name of one of the caches for which `of` holds."""
-        names = [name for name, holding in self.holdings.items() if of(holding)]
+        names = [name for name, holding in self.holdings.items() if of(holding) and "." not in name]
         return names[number % len(names)] if names else None
 
+    def is_batch(self, holding: Holding) -> bool:
+        """Whether rows may leave and join."""
+        return holding.batched
+
+    def is_source(self, holding: Holding) -> bool:
+        """Whether it may be asked to merge."""
+        return not holding.batched
+
     def pick_batch(self, number: int) -> str | None:
-        return self.pick(number, lambda holding: holding.batched)
+        return self.pick(number, self.is_batch)
 
     def cache_name(self) -> str:
         self.cache_count += 1
@@ -137,7 +153,7 @@ class CacheMachine(RuleBasedStateMachine):
         return tuple(names)
 
     def room(self) -> bool:
-        return len(self.holdings) < CACHES_MAX and self.row_count < 90
+        return sum("." not in name for name in self.holdings) < CACHES_MAX and self.row_count < self.row_limit
 
     # -- making caches ------------------------------------------------------------------------
 
@@ -164,7 +180,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.driver = Driver(self.campaign.adapters, config, passes=self._meet)
         if "Rotating" in self.kind:
             self.max_size = max_size
-        if self.kind.startswith("Batch"):
+        if self.batching:
             self.run(self._new_batch(padding))
         else:
             self.run(self._new_solo(1, keep % max_size if self.max_size else 0))
@@ -181,7 +197,7 @@ class CacheMachine(RuleBasedStateMachine):
     def new_solo(self, rows: int, keep: int) -> None:
         self.run(self._new_solo(rows, keep if keep < (self.max_size or 0) else 0))
 
-    @precondition(lambda self: self.room() and self.kind.startswith("Batch"))
+    @precondition(lambda self: self.room() and self.batching)
     @rule(padding=st.lists(st.integers(0, 5), min_size=0, max_size=3))
     def new_batch(self, padding: list[int]) -> None:
         self.run(self._new_batch(padding))
@@ -192,15 +208,15 @@ class CacheMachine(RuleBasedStateMachine):
         name = self.cache_name()
         self.run(ops.New(name, "RotatingKVCache", self.row_names(1), max_size=max_size, keep=keep))
 
-    @precondition(lambda self: self.room() and self.kind.startswith("Batch"))
+    @precondition(lambda self: self.room() and self.batching)
     @rule(padding=st.lists(st.integers(-2, 2), min_size=1, max_size=2))
     def new_batch_of_any_padding(self, padding: list[int]) -> None:
         self.run(self._new_batch(padding))
 
-    @precondition(lambda self: self.room() and self.kind.startswith("Batch"))
+    @precondition(lambda self: self.room() and self.batching)
     @rule(numbers=st.lists(small, min_size=0, max_size=4))
     def merge(self, numbers: list[int]) -> None:
-        sources = [self.pick(number, lambda holding: not holding.batched) for number in numbers]
+        sources = [self.pick(number, self.is_source) for number in numbers]
         names = tuple(name for name in sources if name)
         self.run(ops.Merge(self.cache_name(), names, self.row_names(len(names))))
 
@@ -387,7 +403,7 @@ class CacheMachine(RuleBasedStateMachine):
         for _ in range(decoded):
             self.run(ops.Update(name, 1, variant=variant))
 
-    @precondition(lambda self: self.room() and self.kind.startswith("Batch"))
+    @precondition(lambda self: self.room() and self.batching)
     @rule(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=3), one_by_one=flag)
     def admit(self, lengths: list[int], one_by_one: bool) -> None:
         """What a server does: requests prefilled alone, then merged."""
@@ -406,7 +422,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(number=small, rows=st.lists(st.integers(0, 5), min_size=0, max_size=4), fed=st.integers(0, 3))
     def filter(self, number: int, rows: list[int], fed: int) -> None:
         name = self.pick_batch(number)
-        if name is None or self.row_count > 90:
+        if name is None or self.row_count > self.row_limit:
             return
         held = [row.name for row in self.holdings[name].rows]
         chosen = tuple(held[i % len(held)] for i in rows) if held else ()
@@ -421,7 +437,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(number=small, other=small, fed=st.integers(0, 3))
     def extend(self, number: int, other: int, fed: int) -> None:
         name, joined = self.pick_batch(number), self.pick_batch(other)
-        if name is None or joined is None or self.row_count > 90:
+        if name is None or joined is None or self.row_count > self.row_limit:
             return
         rows = len(self.holdings[joined].rows)
         if len(self.holdings[name].rows) + rows <= ROWS_MAX:
@@ -433,7 +449,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(number=small, other=small, swapped=flag)
     def extend_in_mid_prefill(self, number: int, other: int, swapped: bool) -> None:
         pending, joined = self.pick(number, lambda holding: holding.pending), self.pick_batch(other)
-        if pending is None or joined is None or self.row_count > 90:
+        if pending is None or joined is None or self.row_count > self.row_limit:
             return
         name, other_name = (joined, pending) if swapped else (pending, joined)
         rows = len(self.holdings[other_name].rows)
@@ -443,7 +459,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pick_batch(0) is not None)
     @rule(number=small, other=small)
     def extend_by_another_kind(self, number: int, other: int) -> None:
-        name, solo = self.pick_batch(number), self.pick(other, lambda holding: not holding.batched)
+        name, solo = self.pick_batch(number), self.pick(other, lambda holding: not self.is_batch(holding))
         if name and solo:
             self.run(ops.Extend(name, solo, ("zz",) * len(self.holdings[solo].rows)))
 
@@ -476,7 +492,10 @@ def explore(campaign: Campaign, kind: str, sequences: int, number: int) -> None:
     The same seed `number` gives the same sequences with the same version of Hypothesis and the same modules loaded,
     since Hypothesis draws from the constants of those too.
     """
-    machine: Any = type(f"{kind}Machine", (CacheMachine,), {"kind": kind, "campaign": campaign})
+    from conformance.machine_kinds import MACHINES  # its machines are made of this module's
+
+    base = MACHINES.get(kind, CacheMachine)
+    machine: Any = type(f"{kind}Machine", (base,), {"kind": kind, "campaign": campaign})
     campaign.known = frozenset(campaign.findings)
     with suppress(Divergence):
         run_state_machine_as_test(seed(number)(machine), settings=machine_settings(sequences))

@@ -7,6 +7,9 @@ A token of row `tag` at position `p` has in head h the features
 
 Whole numbers up to 256 are exact in bfloat16, so every dtype carries them. A pad has the tag 250, or NaN where no
 attention is run; a slot never written is 0, and 0 stands in no token's fourth feature.
+
+What is to be quantized is encoded in `two_level` features instead, which survive two bits: 32 features spell the tag,
+the position, the role and the head in binary digits, each with some texture on it, and wider heads repeat them.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ VALUE_TAG = 100
 PAD, UNKNOWN = -1, -2
 """What `decode` gives for a pad, and for anything that is no token."""
 POSITION_LIMIT = 64 * 100
+SLOTS_MAX = 4
+"""Slots of a recurrent state that can be told apart."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +46,23 @@ class Config:
     value_dim: int = 4
     attention: bool = False
     """Run attention on every fetch; pads are finite then."""
+    two_level: bool = False
+    """Encode tokens so that quantization leaves them readable."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}, but should be one of {', '.join(DTYPES)}")
         sizes = (self.heads, self.key_dim, self.value_dim)
-        if any(type(size) is not int for size in sizes) or not isinstance(self.attention, bool):
+        flags = (self.attention, self.two_level)
+        if any(type(size) is not int for size in sizes) or not all(isinstance(flag, bool) for flag in flags):
             raise ValueError(
-                f"heads and dims {sizes} must be whole numbers, attention {self.attention!r} true or false"
+                f"heads and dims {sizes} must be whole numbers, attention and two_level {flags} true or false"
             )
-        if self.heads < 1 or self.key_dim < 4 or self.value_dim < 4:
+        least = 32 if self.two_level else 4
+        if self.heads < 1 or self.key_dim < least or self.value_dim < least:
             raise ValueError(
-                f"heads {self.heads}, key_dim {self.key_dim} and value_dim {self.value_dim} must be at least 1, 4 and 4"
+                f"heads {self.heads}, key_dim {self.key_dim} and value_dim {self.value_dim} must be at least 1, "
+                f"{least} and {least}"
             )
 
     def variant(self, name: str) -> Config:
@@ -99,7 +109,27 @@ def encode(tags: Ints, positions: Ints, role: str, config: Config) -> Storage:
     return to_storage(_features(tags, positions, role, config), config.dtype)
 
 
+def encode_state(tags: Ints, positions: Ints, slot: int, config: Config) -> Storage:
+    """What a recurrent layer writes to a slot after these tokens (B,), (B, H, 1, D): zeros for a row that had none."""
+    x = encode(tags[:, None], (positions * SLOTS_MAX + slot)[:, None], "key", config)
+    return np.where((positions == PAD)[:, None, None, None], np.zeros_like(x), x)
+
+
+def decode_state(x: Storage, slot: int, config: Config) -> tuple[Ints, Ints]:
+    """The tag and position (B,) of each row of a slot; PAD for zeros, UNKNOWN for what is neither token nor zeros."""
+    if x.ndim != 4 or x.shape[2] != 1:
+        unknown = np.full(x.shape[0] if x.ndim else 0, UNKNOWN, np.int64)
+        return unknown, unknown
+    tags, coded = (each[:, 0] for each in decode(x, "key", config))
+    fits = (coded >= 0) & (coded % SLOTS_MAX == slot)
+    zeros = ~np.any(from_storage(x), axis=(1, 2, 3))
+    positions = np.where(zeros, PAD, np.where(fits, coded // SLOTS_MAX, UNKNOWN))
+    return np.where(positions >= 0, tags, PAD), positions
+
+
 def _features(tags: Ints, positions: Ints, role: str, config: Config) -> Floats:
+    if config.two_level:
+        return _two_level(tags, positions, role, config)
     dim = config.key_dim if role == "key" else config.value_dim
     pad = positions == PAD
     rows, count = positions.shape
@@ -118,9 +148,47 @@ def _features(tags: Ints, positions: Ints, role: str, config: Config) -> Floats:
     return x
 
 
+def _two_level(tags: Ints, positions: Ints, role: str, config: Config) -> Floats:
+    """Feature d is binary digit d % 32 of the token's number, and up to 12/64 more."""
+    pad = positions == PAD
+    rows, count = positions.shape
+    dim = config.key_dim if role == "key" else config.value_dim
+    x = np.zeros((rows, config.heads, count, dim), np.float32)
+    p = np.where(pad, 2**13 - 1, positions)
+    tag = np.where(pad, 127, tags)
+    for h in range(config.heads):
+        number = tag | p << 7 | (role == "value") << 20 | (h + 1) << 21
+        number |= (~(tag ^ p) & 0xFF) << 24
+        d = np.arange(dim)
+        x[:, h] = (number[..., None] >> d % 32 & 1) + (p[..., None] * 7 + d * 5) % 13 / 64
+    x[:, 1::2] *= -1
+    if not config.attention:
+        x[np.broadcast_to(pad[:, None, :, None], x.shape)] = np.nan
+    return x
+
+
+TWO_LEVEL_ERROR = 0.25
+"""Above half a step of two bits over a range of 1.2, and well below half of what tells 0 from 1."""
+
+
+def _decode_two_level(floats: Floats, role: str, config: Config) -> tuple[Ints, Ints]:
+    first = np.nan_to_num(floats[:, 0, :, :32], nan=-1.0)
+    number = ((first > 0.6).astype(np.int64) << np.arange(32)).sum(axis=-1)
+    tags, positions = number & 0x7F, number >> 7 & 0x1FFF
+    pad = np.isnan(floats[:, 0, :, 0]) | (tags == 127)
+    plausible = ~pad & (tags < TAG_LIMIT) & (positions < POSITION_LIMIT)
+    again = _features(tags, np.where(plausible, positions, PAD), role, config)
+    with np.errstate(invalid="ignore"):
+        near = (np.abs(again - floats) <= TWO_LEVEL_ERROR).all(axis=(1, 3))
+    token = plausible & near
+    return np.where(token, tags, PAD), np.where(token, positions, np.where(pad, PAD, UNKNOWN))
+
+
 def decode(x: Storage, role: str, config: Config) -> tuple[Ints, Ints]:
     """The tags and positions (B, N) of keys or values (B, H, N, D); position PAD or UNKNOWN where it is no token."""
-    floats = from_storage(x, config.dtype)
+    floats = from_storage(x)
+    if config.two_level:
+        return _decode_two_level(floats, role, config)
     first = floats[:, 0]  # (B, N, D)
     with np.errstate(invalid="ignore"):
         head = np.nan_to_num(first, nan=-1.0, posinf=-1.0, neginf=-1.0).astype(np.int64)
@@ -152,8 +220,8 @@ def to_storage(x: Floats, dtype: str) -> Storage:
     return x.astype(dtype)
 
 
-def from_storage(x: Storage, dtype: str) -> Floats:
-    """The stored values as float32, exactly."""
-    if dtype == "bfloat16":
+def from_storage(x: Storage) -> Floats:
+    """The stored values as float32, exactly; uint16 is the bits of bfloat16."""
+    if x.dtype == np.uint16:
         return (x.astype(np.uint32) << 16).view(np.float32)
     return x.astype(np.float32)

@@ -24,10 +24,10 @@ from conformance.adapters.registry import make_adapter
 from conformance.driver import Divergence, Found
 from conformance.goldens import check_golden, find_goldens
 from conformance.machine import Campaign, explore
-from conformance.operations import KINDS
+from conformance.operations import BATCH, CORE_KINDS, KINDS, OTHER_KINDS, applicable
 from conformance.report import replay_line, report, to_json, write_trace
 from conformance.shrink import shrink
-from conformance.tally import BATCH, Tally, applicable, can_refuse, can_wrap, reachable
+from conformance.tally import Tally, can_refuse, can_wrap, reachable
 from conformance.trace import Trace
 
 UPSTREAM = "mlx_lm"
@@ -169,8 +169,9 @@ def default_jobs() -> int:
 
 def print_result(result: Result, console: Console) -> None:
     """Tables of what was reached, the findings, and one line that sums up."""
-    console.print(reached_table(result.tally))
-    console.print(situations_table(result.tally))
+    for kinds in (CORE_KINDS, OTHER_KINDS):
+        console.print(reached_table(result.tally, kinds))
+        console.print(situations_table(result.tally, kinds))
     if result.unreached:
         console.print(f"never reached: {', '.join(result.unreached)}", style="yellow", highlight=False)
     for failure in result.golden_failures:
@@ -199,15 +200,15 @@ def _print_findings(result: Result, console: Console) -> None:
         )
 
 
-def reached_table(tally: Tally) -> Table:
+def reached_table(tally: Tally, kinds: Sequence[str]) -> Table:
     """Cache by operation: done, of them wrapped, refused."""
     table = Table(title="reached: done/wrapped/refused", title_justify="left")
     table.add_column("operation")
-    for kind in KINDS:
-        table.add_column(kind.replace("KVCache", "\nKVCache"), justify="right", no_wrap=True)
-    for operation in BATCH:
+    for kind in kinds:
+        table.add_column(_heading(kind), justify="right", no_wrap=True)
+    for operation in (*BATCH, "to_quantized", "trim_front"):
         cells = []
-        for kind in KINDS:
+        for kind in kinds:
             if operation not in applicable(kind):
                 cells.append("")
                 continue
@@ -215,20 +216,27 @@ def reached_table(tally: Tally) -> Table:
             wrapped = str(tally.wrapped[key]) if can_wrap(*key) else "-"
             refused = str(tally.refused[key]) if can_refuse(*key) else "-"
             cells.append(f"{tally.done[key]}/{wrapped}/{refused}")
-        table.add_row(operation, *cells)
+        if any(cells):
+            table.add_row(operation, *cells)
     return table
 
 
-def situations_table(tally: Tally) -> Table:
+def situations_table(tally: Tally, kinds: Sequence[str]) -> Table:
     """Cache by situation."""
     table = Table(title="situations", title_justify="left")
     table.add_column("situation")
-    for kind in KINDS:
-        table.add_column(kind.replace("KVCache", "\nKVCache"), justify="right", no_wrap=True)
-    for situation in dict.fromkeys(s for kind in KINDS for s in reachable(kind)):
-        cells = [str(tally.situations[kind, situation]) if situation in reachable(kind) else "" for kind in KINDS]
+    for kind in kinds:
+        table.add_column(_heading(kind), justify="right", no_wrap=True)
+    for situation in dict.fromkeys(s for kind in kinds for s in reachable(kind)):
+        cells = [str(tally.situations[kind, situation]) if situation in reachable(kind) else "" for kind in kinds]
         table.add_row(situation, *cells)
     return table
+
+
+def _heading(kind: str) -> str:
+    """A class name in two lines."""
+    stem = "KVCache" if kind.endswith("KVCache") else "Cache"
+    return kind.replace(stem, f"\n{stem}")
 
 
 def summary(result: Result) -> str:
@@ -242,9 +250,16 @@ def summary(result: Result) -> str:
         f"({tally.operations} operations, {each:.1f} each), seed {result.seed}, "
         f"{len(result.findings)} divergences"
     )
+    if tally.quantized:
+        text += f", quantized fetches: {_quantized(tally)}"
     if result.expectations:
         text += f", {len(result.unexpected)} unexpected, {len(result.no_longer)} no longer failing"
     return f"{text}, {result.seconds:.0f} s"
+
+
+def _quantized(tally: Tally) -> str:
+    """How quantized fetches were compared: `812 exact, 0 within a step`."""
+    return ", ".join(f"{tally.quantized[how]} {how}" for how in ("exact", "within a step"))
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -266,6 +281,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "wrapped": counts(tally.wrapped),
         "refused": counts(tally.refused),
         "situations": counts(tally.situations),
+        "quantized": dict(tally.quantized),
         "never_reached": result.unreached,
         "divergences": [
             to_json(found, trace, result.paths[signature])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from conformance import operations as ops
-from conformance.ledger import Holding, Ledger
-
-SOLO = ("new", "update", "mask", "trim", "copy", "restore")
-BATCH = (*SOLO, "merge", "prepare", "finalize", "filter", "extend", "extract")
+from conformance.adapters.base import Observation
+from conformance.compare import exactly
+from conformance.ledger import Holding, Ledger, merged_kind
+from conformance.operations import applicable
 
 
 @dataclass
@@ -22,6 +23,14 @@ class Tally:
     wrapped: Counter[tuple[str, str]] = field(default_factory=Counter)
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     situations: Counter[tuple[str, str]] = field(default_factory=Counter)
+    quantized: Counter[str] = field(default_factory=Counter)
+    """How quantized fetches compared with the reference's: `exact`, or `within a step`."""
+
+    def count_quantized(self, seen: Sequence[Observation]) -> None:
+        """Count a quantized fetch that passed."""
+        for observation in seen[1:]:
+            if observation.parts is not None:
+                self.quantized["exact" if exactly(observation, seen[0]) else "within a step"] += 1
 
     def count(self, ledger: Ledger, operation: ops.Operation, refused: bool, early: bool = False) -> None:
         """Count an operation that was carried out or refused; `early` is what `is_early` said before it."""
@@ -32,7 +41,7 @@ class Tally:
         elif isinstance(operation, ops.Merge):
             first = ledger.holdings.get(operation.caches[0]) if operation.caches else None
             kind = first.kind.removeprefix("Batch") if first else "KVCache"
-            key = (f"Batch{kind}", operation.op)
+            key = (merged_kind(kind), operation.op)
             holding = None if refused else ledger.holdings[operation.cache]
         else:
             holding = ledger.holdings[operation.cache]
@@ -57,6 +66,7 @@ class Tally:
         self.wrapped += other.wrapped
         self.refused += other.refused
         self.situations += other.situations
+        self.quantized += other.quantized
 
     def zeros(self, kinds: tuple[str, ...]) -> list[str]:
         """What was never reached, in words."""
@@ -73,11 +83,6 @@ class Tally:
         return missing
 
 
-def applicable(kind: str) -> tuple[str, ...]:
-    """The operations that a kind has."""
-    return BATCH if kind.startswith("Batch") else SOLO
-
-
 def can_wrap(kind: str, operation: str) -> bool:
     """Whether the operation can meet a ring that has lost tokens."""
     return "Rotating" in kind and operation != "new"
@@ -86,8 +91,11 @@ def can_wrap(kind: str, operation: str) -> bool:
 def can_refuse(kind: str, operation: str) -> bool:
     """Whether the operation has any refusal."""
     if operation == "new":
-        return kind != "KVCache"
-    return operation not in ("copy", "restore", "finalize")
+        return kind not in ("KVCache", "ConcatenateKVCache", "CacheList", "ArraysCache")
+    return operation not in ("copy", "restore", "finalize", "trim_front") and (kind, operation) != (
+        "CacheList",
+        "update",
+    )
 
 
 def is_early(ledger: Ledger, operation: ops.Operation) -> bool:
@@ -98,7 +106,7 @@ def is_early(ledger: Ledger, operation: ops.Operation) -> bool:
     return holding.pending and holding.announced != 0
 
 
-SITUATIONS = ("first update", "one token", "several tokens", "window", "array asked for", "several rows")
+CACHE_SITUATIONS = ("first update", "one token", "several tokens", "window", "array asked for", "several rows")
 RING_SITUATIONS = ("more than max_size", "wrapped one token", "wrapped several tokens", "max_size of 1")
 BATCH_SITUATIONS = (
     "left padding due",
@@ -114,9 +122,19 @@ BATCH_SITUATIONS = (
 )
 
 
+ARRAYS_SITUATIONS = ("one token", "several tokens", "several rows", *BATCH_SITUATIONS, "an unfilled slot", "zeros")
+LIST_SITUATIONS = ("one token", "several tokens", "several rows", *BATCH_SITUATIONS)
+
+
 def reachable(kind: str) -> tuple[str, ...]:
     """The situations that a kind can be in."""
-    found: tuple[str, ...] = SITUATIONS
+    if kind == "ArraysCache":
+        return ARRAYS_SITUATIONS
+    if kind == "CacheList":
+        return LIST_SITUATIONS
+    found: tuple[str, ...] = CACHE_SITUATIONS
+    if kind == "ChunkedKVCache":
+        found = tuple(s for s in found if s not in ("window", "array asked for")) + ("slid",)
     if "Rotating" in kind:
         found += RING_SITUATIONS
     if kind == "RotatingKVCache":
@@ -132,6 +150,9 @@ def _situations(holding: Holding, operation: ops.Operation) -> list[str]:
         "several rows": len(holding.rows) > 1,
         "max_size of 1": holding.max_size == 1,
         "sinks": holding.keep > 0,
+        "slid": holding.front > 0,
+        "an unfilled slot": any(holding.filled) and not all(holding.filled),
+        "zeros": any(None in row.states for row in holding.rows) and all(holding.filled),
         "wrapped sinks": holding.keep > 0 and holding.wrapped,
         "left padding due": any(row.due for row in holding.rows),
         "a row with no tokens": any(not row.history for row in holding.rows),

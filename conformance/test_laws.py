@@ -103,7 +103,9 @@ class Play:
         return [seen.keys.shape[2] for seen in self.seen if seen.keys is not None]
 
     def reference(self, cache: str = "x") -> ref.Cache:
-        return self.adapters[0].caches[cache]
+        held = self.adapters[0].caches[cache]
+        assert isinstance(held, ref.Cache)
+        return held
 
     def mlximpl(self, cache: str = "x") -> Any:
         return self.adapters[1].caches[cache]

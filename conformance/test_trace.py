@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlximpl
+import reference as ref
 from conformance import operations as ops
 from conformance.adapters.base import Adapter, Inputs, Observation
 from conformance.adapters.reference import ReferenceAdapter
@@ -49,6 +50,13 @@ OPERATIONS: list[ops.Operation] = [
     ops.Trim("x", -5),
     ops.Copy("x", "y", ("c", "d")),
     ops.Restore("x", "y", ("c", "d")),
+    ops.New("x", "QuantizedKVCache", ("a",), group_size=32, bits=3),
+    ops.New("x", "ChunkedKVCache", ("a",), chunk_size=8),
+    ops.New("x", "ArraysCache", ("a", "b"), (0, 3), slots=2),
+    ops.New("x", "CacheList", ("a",), children=(ops.Child("CacheList", children=(ops.Child("KVCache"),)),)),
+    ops.Update("x", 4, slot=1),
+    ops.TrimFront("x"),
+    ops.ToQuantized("x", "y", ("c",), 32, 4),
 ]
 
 
@@ -115,8 +123,14 @@ NEW = {"op": "new", "cache": "x", "kind": "KVCache", "rows": ["a"]}
         ({"op": "prepare", "cache": "x", "lengths": [1, "2"]}, r"lengths is \[1, '2'\], but should be tuple"),
         ({"op": "prepare", "cache": "x", "lengths": 3}, "lengths is 3, but should be tuple"),
         (NEW | {"kind": "Cache"}, "'new': kind is 'Cache', but should be one of KVCache, RotatingKVCache, "),
-        (NEW | {"kind": "BatchRotatingKVCache"}, "a BatchRotatingKVCache with max_size None"),
+        (NEW | {"kind": "BatchRotatingKVCache"}, "a BatchRotatingKVCache without max_size"),
         (NEW | {"max_size": 4}, "a KVCache with max_size 4"),
+        (NEW | {"kind": "QuantizedKVCache", "bits": 4}, "a QuantizedKVCache without group_size"),
+        (NEW | {"kind": "ArraysCache"}, "an ArraysCache without slots"),
+        (NEW | {"children": [{"kind": "KVCache"}]}, "a KVCache with children"),
+        (NEW | {"kind": "CacheList", "children": [{"kind": "Cache"}]}, "kind is 'Cache', but should be one of"),
+        (NEW | {"kind": "CacheList", "children": [{"kind": "KVCache", "rows": []}]}, "a child of .* has no field rows"),
+        (NEW | {"kind": "CacheList", "children": ["KVCache"]}, "should be a list of objects"),
         (NEW | {"kind": "BatchKVCache", "left_padding": [1, 2]}, r"left_padding \[1, 2\] for the rows \['a'\]"),
         ({"op": "update", "cache": "x", "tokens": 1, "variant": "head"}, "variant is 'head', but should be one of"),
         ({"op": "filter", "cache": "x", "rows": ["a"], "names": []}, r"names \[\] for the rows \['a'\]"),
@@ -269,7 +283,7 @@ class Forgetful(ReferenceAdapter):
     def step(self, operation: ops.Operation, inputs: Inputs) -> Observation:
         seen = super().step(operation, inputs)
         cache = self.caches.get(operation.cache)
-        if cache is None or cache.max_size is None or seen.refused or not seen.offsets:
+        if not isinstance(cache, ref.Cache) or cache.max_size is None or seen.refused or not seen.offsets:
             return seen
         if max(seen.offsets) > cache.max_size:
             return replace(seen, offsets=tuple(offset - 1 for offset in seen.offsets))

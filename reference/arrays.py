@@ -45,6 +45,11 @@ def arrays(size: int, left_padding: Sequence[int] | None = None) -> Arrays:
     return Arrays((None,) * size, batch(left_padding or [0]), known=bool(left_padding))
 
 
+def empty_arrays(cache: Arrays) -> bool:
+    """Whether there is no row, or no slot was written."""
+    return cache.columns.rows == 0 or all(slot is None for slot in cache.slots)
+
+
 def store(cache: Arrays, slot: int, x: Array) -> Arrays:
     """The cache with x (B, ...) in a slot. Raises ValueError when another slot or the padding is for other rows."""
     others = [s for i, s in enumerate(cache.slots) if i != slot and s is not None]

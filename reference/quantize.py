@@ -46,7 +46,7 @@ def quantize(x: Array, group_size: int, bits: int) -> Quantized:
     >>> codes(q.words, 4, 2), q.scales.round(2), q.biases
     (array([[3, 2, 1, 0]], dtype=uint32), array([[-1.03]], dtype=float32), array([[3.1]], dtype=float32))
     """
-    groups = as_float32(x).reshape(*x.shape[:-1], -1, group_size)
+    groups = as_float32(x).reshape(*x.shape[:-1], x.shape[-1] // group_size, group_size)
     low, high = groups.min(axis=-1), groups.max(axis=-1)
     codes_max = np.float32(2**bits - 1)
     low_is_farther = np.abs(low) > np.abs(high)
@@ -77,9 +77,10 @@ def pack(found: Words, bits: int) -> Words:
     array([[1073742625]], dtype=uint32)
     """
     stream = (found[..., None] >> np.arange(bits, dtype=np.uint32)) & 1
-    stream = stream.reshape(*found.shape[:-1], -1)
-    spare = np.zeros((*stream.shape[:-1], -stream.shape[-1] % 32), np.uint32)
-    stream = np.concatenate([stream, spare], axis=-1).reshape(*found.shape[:-1], -1, 32)
+    length = found.shape[-1] * bits
+    spare = np.zeros((*found.shape[:-1], -length % 32), np.uint32)
+    stream = np.concatenate([stream.reshape(*found.shape[:-1], length), spare], axis=-1)
+    stream = stream.reshape(*found.shape[:-1], -(-length // 32), 32)
     words: Words = (stream << np.arange(32, dtype=np.uint32)).sum(axis=-1, dtype=np.uint32)
     return words
 
@@ -91,7 +92,8 @@ def codes(words: Words, size: int, bits: int) -> Words:
     array([[1, 2, 3, 0, 0, 0, 0, 4]], dtype=uint32)
     """
     stream = (words[..., None] >> np.arange(32, dtype=np.uint32)) & 1
-    grouped = stream.reshape(*words.shape[:-1], -1)[..., : size * bits].reshape(*words.shape[:-1], size, bits)
+    stream = stream.reshape(*words.shape[:-1], words.shape[-1] * 32)[..., : size * bits]
+    grouped = stream.reshape(*words.shape[:-1], size, bits)
     found: Words = (grouped << np.arange(bits, dtype=np.uint32)).sum(axis=-1, dtype=np.uint32)
     return found
 

@@ -36,18 +36,8 @@ def quantized_update(cache: Cache, keys: Array, values: Array) -> Cache:
     >>> cache.keys.shape, fetch(cache)[0].words.shape          # 8 words, a scale and a bias for each of two columns
     ((1, 1, 2, 10), (1, 1, 2, 8))
     """
-    how = cache.quantization
-    assert how is not None
-    for name, x in (("keys", keys), ("values", values)):
-        if x.ndim != 4 or x.shape[3] == 0 or x.shape[3] % how.group_size:
-            raise ValueError(f"{name} {x.shape} must be (B, H, N, D) with D in whole groups of {how.group_size}")
-    given = str(keys.dtype)
-    if keys.dtype != values.dtype or how.dtype not in (None, given):
-        raise ValueError(
-            f"keys of {given} and values of {values.dtype}, but the cache holds {how.dtype or 'one dtype'}"
-        )
-    known = replace(cache, quantization=replace(how, dtype=given))
-    return update(known, to_columns(keys, how), to_columns(values, how))
+    how = _fitting(cache, keys, values)
+    return update(replace(cache, quantization=how), to_columns(keys, how), to_columns(values, how))
 
 
 def fetch(cache: Cache) -> tuple[Quantized, Quantized]:
@@ -66,7 +56,29 @@ def to_quantized(cache: Cache, group_size: int = 64, bits: int = 4) -> Cache:
         raise ValueError(f"to_quantized of a {kind(cache)}, but it must be a KVCache")
     if cache.keys is None or cache.values is None:
         return made
+    how = _fitting(made, cache.keys, cache.values)
     order = temporal_slots(cache)
-    if order:
-        return quantized_update(made, cache.keys[:, :, order], cache.values[:, :, order])
-    return replace(made, positions=cache.positions, tokens=cache.tokens, due=cache.due)
+    return replace(
+        made,
+        keys=to_columns(cache.keys[:, :, order], how),
+        values=to_columns(cache.values[:, :, order], how),
+        positions=cache.positions[:, order],
+        tokens=cache.tokens,
+        due=cache.due,
+        head=len(order),
+        quantization=how,
+    )
+
+
+def _fitting(cache: Cache, keys: Array, values: Array) -> Quantization:
+    """How the cache stores these from now on. Raises ValueError where it cannot."""
+    how = cache.quantization
+    assert how is not None
+    for name, x in (("keys", keys), ("values", values)):
+        if x.ndim != 4 or x.shape[3] == 0 or x.shape[3] % how.group_size:
+            raise ValueError(f"{name} {x.shape} must be (B, H, N, D) with D in whole groups of {how.group_size}")
+    given = str(keys.dtype)
+    if keys.dtype != values.dtype or how.dtype not in (None, given):
+        held = how.dtype or "keys and values of one dtype"
+        raise ValueError(f"keys of {given} and values of {values.dtype}, but the cache holds {held}")
+    return replace(how, dtype=given)

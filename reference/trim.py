@@ -33,6 +33,8 @@ def can_trim(cache: Cache, count: int) -> bool:
         return count == 0
     if cache.pending is not None or not cache.rows:
         return False
+    if cache.chunk_size is not None and count > cache.slots:
+        return False  # even where nothing older is needed: a chunked cache drops what it holds
     return all(
         left >= 0 and needed(cache, left, window_of(cache, None)) <= set(held_tokens(cache, b))
         for b, left in enumerate(t - count for t in cache.tokens)

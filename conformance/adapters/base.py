@@ -24,6 +24,14 @@ class Inputs:
     dtype: str = "float32"
     queries: Floats | None = None
     """(B, Hq, N, D), where attention is to be run on the fetch."""
+    states: tuple[Storage | None, ...] = ()
+    """What an update writes to each slot of a recurrent state; None for a slot that it leaves."""
+    children: tuple[Inputs, ...] = ()
+    """Of an update of a list: what each of its caches gets."""
+
+
+Parts = tuple[Storage, Storage, Storage]
+"""Quantized keys or values: words, scales and biases."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,14 @@ class Observation:
     values: Storage | None = None
     dtypes: tuple[str, str] | None = None
     attention: Floats | None = None
+    parts: tuple[Parts, Parts] | None = None
+    """A quantized fetch as it was returned; `keys` and `values` are then what it stands for, in float32."""
+    states: tuple[Storage | None, ...] | None = None
+    """The slots of a recurrent state."""
+    front: int | None = None
+    """`start_position` of a chunked cache."""
+    children: tuple[Observation, ...] = ()
+    """Of a list: what each of its caches shows."""
 
 
 class Adapter(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -15,10 +16,18 @@ from conformance import operations as ops
 from conformance.adapters.base import AdapterError, Inputs, Observation
 from conformance.adapters.reference import slot_table
 from conformance.payload import Config, Floats, Storage
+from reference.quantize import Quantized, dequantize
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-EMPTY = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "uint16", mx.int32: "int32", mx.bool_: "bool"}
+EMPTY = {
+    mx.float32: "float32",
+    mx.float16: "float16",
+    mx.bfloat16: "uint16",
+    mx.int32: "int32",
+    mx.bool_: "bool",
+    mx.uint32: "uint32",
+}
 
 
 class SurfaceAdapter:
@@ -42,7 +51,7 @@ class SurfaceAdapter:
         involved = [self.caches[name] for name in names]
         # What is handed out may be made when it is asked for, so this comes before the fields are noted.
         held = [leaf for cache in involved for leaf in _snapshot(cache)]
-        held += [leaf for name in names for leaf in _leaves(self.fetches.get(name), "fetch")]
+        held += [leaf for name in names for leaf in _leaves(self._fetched(name), "fetch")]
         frozen = [_frozen(value) for _, value in held]
         before = [_fields(cache) for cache in involved]
         try:
@@ -56,7 +65,7 @@ class SurfaceAdapter:
         try:
             now = ((where, _frozen(value)) for where, value in held)
             aliased = next((where for (where, is_now), was in zip(now, frozen, strict=True) if is_now != was), None)
-            return Observation(**seen, aliased=aliased, **self._state(name))
+            return replace(self._state(name, seen), aliased=aliased)
         except Exception as error:
             return Observation(crashed=f"afterwards, {type(error).__name__}: {error}")
 
@@ -66,18 +75,15 @@ class SurfaceAdapter:
         seen: dict[str, Any] = {}
         match operation:
             case ops.New():
-                self.caches[name] = self._new(operation)
+                self.caches[name] = self._new(operation, operation.left_padding, len(operation.rows))
             case ops.Merge():
                 sources = [self.caches[source] for source in operation.caches]
                 kind = type(sources[0]) if sources else self.module.KVCache
                 self.caches[name] = kind.merge(sources)
             case ops.Update():
-                seen = self._update(cache, operation, inputs)
+                seen = self._update(cache, operation, inputs, name)
             case ops.Mask():
-                mask = cache.make_mask(
-                    operation.tokens, window_size=operation.window, return_array=operation.return_array
-                )
-                seen = {"mask": _mask(mask)}
+                seen = self._mask(cache, operation)
             case ops.Prepare():
                 given = {
                     "left_padding": operation.left_padding,
@@ -99,25 +105,64 @@ class SurfaceAdapter:
                 name, self.caches[operation.into] = operation.into, copy.deepcopy(cache)
             case ops.Restore():
                 name, self.caches[operation.into] = operation.into, type(cache).from_state(cache.state)
+            case ops.TrimFront():
+                cache.maybe_trim_front()
+            case ops.ToQuantized():
+                made = cache.to_quantized(group_size=operation.group_size, bits=operation.bits)
+                name, self.caches[operation.into] = operation.into, made
             case _:
                 raise NotImplementedError(operation.op)
         return name, seen
 
-    def _new(self, operation: ops.New) -> Any:
-        cls = getattr(self.module, operation.kind)
-        padding = list(operation.left_padding or (0,) * len(operation.rows))
-        if operation.kind == "KVCache":
-            return cls()
-        if operation.kind == "RotatingKVCache":
-            return cls(max_size=operation.max_size, keep=operation.keep)
-        if operation.kind == "BatchKVCache":
-            return cls(padding)
-        return cls(operation.max_size, padding)
+    def _is(self, cache: Any, kind: str) -> bool:
+        """Whether the cache is of this kind, which a module need not have."""
+        return isinstance(cache, getattr(self.module, kind, ()))
 
-    def _update(self, cache: Any, operation: ops.Update, inputs: Inputs) -> dict[str, Any]:
-        mask = cache.make_mask(operation.tokens, window_size=operation.window, return_array=operation.return_array)
+    def _fetched(self, name: str) -> list[Any]:
+        """The last fetch of a cache, or of each child of a list."""
+        return [fetch for path, fetch in self.fetches.items() if path == name or path.startswith(f"{name}.")]
+
+    def _new(self, made: ops.New | ops.Child, left_padding: tuple[int, ...] | None, rows: int) -> Any:
+        cls = getattr(self.module, made.kind)
+        padding = list(left_padding or (0,) * rows)
+        match made.kind:
+            case "RotatingKVCache":
+                return cls(max_size=made.max_size, keep=made.keep)
+            case "BatchKVCache":
+                return cls(padding)
+            case "BatchRotatingKVCache":
+                return cls(made.max_size, padding)
+            case "QuantizedKVCache":
+                return cls(group_size=made.group_size, bits=made.bits)
+            case "ChunkedKVCache":
+                return cls(made.chunk_size)
+            case "ArraysCache":
+                given = left_padding if isinstance(made, ops.New) else padding if rows > 1 or any(padding) else None
+                return cls(made.slots, left_padding=None if given is None else list(given))
+            case "CacheList":
+                return cls(*(self._new(child, tuple(padding), rows) for child in made.children))
+        return cls()
+
+    def _update(self, cache: Any, operation: ops.Update, inputs: Inputs, path: str) -> dict[str, Any]:
+        if self._is(cache, "CacheList"):
+            of_each = enumerate(inputs.children)
+            done = [self._update(cache[i], operation, its, f"{path}.{i}") for i, its in of_each]
+            return {"children": tuple(Observation(**seen) for seen in done)}
+        if self._is(cache, "ArraysCache"):
+            mask = cache.make_mask(operation.tokens)
+            for slot, x in enumerate(inputs.states):
+                if x is not None:
+                    cache[slot] = _to_mlx(x, inputs)
+            cache.advance(operation.tokens)
+            return {"mask": _mask(mask)}
+        if self._is(cache, "ChunkedKVCache"):
+            mask = None if operation.tokens == 1 else "causal"
+        else:
+            mask = cache.make_mask(operation.tokens, window_size=operation.window, return_array=operation.return_array)
         keys, values = cache.update_and_fetch(_to_mlx(inputs.keys, inputs), _to_mlx(inputs.values, inputs))
-        self.fetches[operation.cache] = (keys, values)
+        self.fetches[path] = (keys, values)
+        if self._is(cache, "QuantizedKVCache"):
+            return {"mask": _mask(mask), **_quantized(keys, values, cache.group_size, cache.bits)}
         seen = {
             "mask": _mask(mask),
             "keys": to_numpy(keys),
@@ -128,27 +173,42 @@ class SurfaceAdapter:
             seen["attention"] = _attention(inputs.queries, keys, values, mask)
         return seen
 
-    def _state(self, name: str) -> dict[str, Any]:
-        cache = self.caches[name]
+    def _mask(self, cache: Any, operation: ops.Mask) -> dict[str, Any]:
+        if self._is(cache, "CacheList"):
+            children = cache.caches
+            return {"children": tuple(Observation(**self._mask(child, operation)) for child in children)}
+        if self._is(cache, "ArraysCache"):
+            return {"mask": _mask(cache.make_mask(operation.tokens))}
+        if not hasattr(cache, "make_mask"):
+            raise ValueError(f"a {type(cache).__name__} makes no masks")
+        mask = cache.make_mask(operation.tokens, window_size=operation.window, return_array=operation.return_array)
+        return {"mask": _mask(mask)}
+
+    def _state(self, name: str, seen: dict[str, Any]) -> Observation:
+        return self._observed(self.caches[name], Observation(**seen))
+
+    def _observed(self, cache: Any, seen: Observation) -> Observation:
+        if not (cache and isinstance(cache.nbytes, int)):
+            raise AdapterError(f"{type(cache).__name__} is falsy or its nbytes is no int")
+        seen = replace(seen, size=cache.size(), empty=cache.empty(), trimmable=cache.is_trimmable())
+        if self._is(cache, "CacheList"):
+            before = seen.children or (Observation(),) * len(cache.caches)
+            pairs = zip(cache.caches, before, strict=True)
+            return replace(seen, children=tuple(self._observed(child, its) for child, its in pairs))
+        if self._is(cache, "ArraysCache"):
+            states = tuple(None if x is None else to_numpy(x) for x in cache)
+            return replace(seen, rows=cache.batch_size, states=states)
+        rows = _rows(cache.keys)
         offsets: tuple[int, ...] = (cache.offset,)
-        rows: int | None = None if cache.keys is None else cache.keys.shape[0]
         if isinstance(cache.offset, mx.array):
             offsets = tuple(np.array(cache.offset).tolist())
             rows = len(offsets)
-        if not (cache and isinstance(cache.nbytes, int)):
-            raise AdapterError(f"{type(cache).__name__} is falsy or its nbytes is no int")
-        return {
-            "rows": rows,
-            "offsets": offsets,
-            "size": cache.size(),
-            "empty": cache.empty(),
-            "trimmable": cache.is_trimmable(),
-        }
+        return replace(seen, rows=rows, offsets=offsets, front=getattr(cache, "start_position", None))
 
     def slots(self, cache: str) -> str:
         """The slots of the key buffer as `tag:position`."""
         keys = getattr(self.caches.get(cache), "keys", None)
-        return "(no slots)" if keys is None else slot_table(to_numpy(keys), self.config, "buffer")
+        return slot_table(to_numpy(keys), self.config, "buffer") if isinstance(keys, mx.array) else "(no slots)"
 
 
 def set_device() -> None:
@@ -175,6 +235,21 @@ def _to_mlx(x: Storage | None, inputs: Inputs) -> mx.array:
     assert x is not None
     made = mx.array(x)
     return made.view(mx.bfloat16) if inputs.dtype == "bfloat16" else made
+
+
+def _rows(keys: Any) -> int | None:
+    """Rows of a buffer, or of the parts of a quantized one; None without."""
+    if isinstance(keys, list | tuple):
+        keys = keys[0]
+    return None if keys is None else int(keys.shape[0])
+
+
+def _quantized(keys: Any, values: Any, group_size: int, bits: int) -> dict[str, Any]:
+    """A quantized fetch as returned, and what it stands for by the reference's arithmetic."""
+    dtypes = (NAMES[keys[1].dtype], NAMES[values[1].dtype])
+    parts = [tuple(to_numpy(part) for part in fetched) for fetched in (keys, values)]
+    floats = [dequantize(Quantized(*part), group_size, bits) for part in parts]
+    return {"keys": floats[0], "values": floats[1], "dtypes": dtypes, "parts": tuple(parts)}
 
 
 def _mask(mask: Any) -> str | Storage:
@@ -219,8 +294,8 @@ def _frozen(value: Any) -> Any:
 def _snapshot(cache: Any) -> Iterator[tuple[str, Any]]:
     """What a caller may hold on to: the state and the offsets."""
     yield from _leaves(cache.state, "state")
-    yield from _leaves(cache.offset, "offset")
-    yield from _leaves(getattr(cache, "left_padding", None), "left_padding")
+    for name in ("offset", "left_padding", "lengths"):
+        yield from _leaves(getattr(cache, name, None), name)
 
 
 def _fields(cache: Any) -> dict[str, Any]:

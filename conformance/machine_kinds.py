@@ -1,0 +1,272 @@
+"""The machines of the kinds that need rules of their own; each has those of `CacheMachine` that it does not replace.
+
+A rule that makes no sense for a kind is replaced by nothing: Hypothesis knows only what stands in the class.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from conformance import operations as ops
+from conformance.driver import Driver
+from conformance.ledger import MERGEABLE, Holding
+from conformance.machine import CacheMachine, flag, small, window
+from conformance.payload import DTYPES, Config
+
+QUANTIZATIONS = tuple((group_size, bits) for bits in (2, 3, 4, 5, 6, 8) for group_size in (32, 64))
+
+
+class QuantizedMachine(CacheMachine):
+    """Quantized caches, made as such or of a KVCache."""
+
+    begin = None
+
+    @initialize(
+        dtype=st.sampled_from(DTYPES),
+        heads=st.integers(1, 2),
+        dims=st.sampled_from([(32, 32), (64, 32), (32, 96), (64, 64), (128, 64)]),
+        how=st.sampled_from(QUANTIZATIONS),
+    )
+    def begin_quantized(self, dtype: str, heads: int, dims: tuple[int, int], how: tuple[int, int]) -> None:
+        config = Config(dtype, heads, *dims, two_level=True)
+        self.driver = Driver(self.campaign.adapters, config, passes=self._meet)
+        self.group_size, self.bits = how if not any(dim % how[0] for dim in dims) else (32, how[1])
+        self.run(self._new_solo(1))
+
+    def _new_solo(self, rows: int, keep: int = 0) -> ops.New:
+        how = {"group_size": self.group_size, "bits": self.bits}
+        return ops.New(self.cache_name(), self.kind, self.row_names(rows), **how)
+
+    @precondition(CacheMachine.room)
+    @rule()
+    def new_plain(self) -> None:
+        self.run(ops.New(self.cache_name(), "KVCache", self.row_names(1)))
+
+    @precondition(CacheMachine.room)
+    @rule(group_size=st.sampled_from([16, 32, 64, 0, -1]), bits=st.sampled_from([0, 1, 2, 3, 7, 8, 16]))
+    def new_of_any_bits(self, group_size: int, bits: int) -> None:
+        if group_size != 64 or self.group_size == 64:  # the heads of a trace are whole groups, where they are fed
+            made = ops.New(self.cache_name(), self.kind, self.row_names(1), group_size=group_size, bits=bits)
+            if bits != 1:
+                self.run(made)
+
+    @precondition(CacheMachine.room)
+    @rule(number=small, bits=st.sampled_from([2, 3, 4, 5, 6, 8, 7]), fed=st.integers(0, 3), again=st.integers(0, 3))
+    def to_quantized(self, number: int, bits: int, fed: int, again: int) -> None:
+        """The original goes on, and so does what was made of it."""
+        name = self.pick(number, lambda holding: holding.kind == "KVCache")
+        if name is None:
+            return
+        made, rows = self.cache_name(), self.row_names(len(self.holdings[name].rows))
+        self.run(ops.ToQuantized(name, made, rows, self.group_size, bits))
+        for cache, tokens in ((made, fed), (name, again)):
+            if cache in self.holdings and tokens:
+                self.run(ops.Update(cache, tokens, variant=self.holdings[cache].variant or "plain"))
+
+
+class ChunkedMachine(CacheMachine):
+    """A cache that forgets what no later chunk may see; it makes no masks."""
+
+    begin = mask = None
+
+    @initialize(
+        dtype=st.sampled_from(DTYPES),
+        heads=st.integers(1, 2),
+        wider=st.tuples(st.integers(4, 5), st.integers(4, 5)),
+        attention=flag,
+        chunk_size=st.integers(1, 8),
+    )
+    def begin_chunked(self, dtype: str, heads: int, wider: tuple[int, int], attention: bool, chunk_size: int) -> None:
+        self.driver = Driver(self.campaign.adapters, Config(dtype, heads, *wider, attention), passes=self._meet)
+        self.chunk_size = chunk_size
+        self.run(self._new_solo(1))
+
+    def _new_solo(self, rows: int, keep: int = 0) -> ops.New:
+        return ops.New(self.cache_name(), self.kind, self.row_names(rows), chunk_size=self.chunk_size)
+
+    @precondition(CacheMachine.room)
+    @rule(chunk_size=st.integers(-1, 9))
+    def new_of_any_chunk(self, chunk_size: int) -> None:
+        self.run(ops.New(self.cache_name(), self.kind, self.row_names(1), chunk_size=chunk_size))
+
+    @rule(number=small)
+    def trim_front(self, number: int) -> None:
+        name = self.pick(number)
+        if name:
+            self.run(ops.TrimFront(name))
+
+    @rule(number=small, chunks=st.lists(st.integers(1, 6), min_size=1, max_size=6), dropped=st.integers(0, 9))
+    def prefill_in_chunks(self, number: int, chunks: list[int], dropped: int) -> None:
+        """What the model does: the front goes, then the next columns come; and a rollback at the end."""
+        name = self.pick(number)
+        if name is None:
+            return
+        for tokens in chunks:
+            self.run(ops.TrimFront(name))
+            self.run(ops.Update(name, tokens, variant=self.holdings[name].variant or "plain"))
+        self.run(ops.Trim(name, dropped))
+
+
+class ArraysMachine(CacheMachine):
+    """Recurrent state, alone and in batches."""
+
+    begin = mask = update_of_any_shape = extend_by_another_kind = None
+    trim_everything = feed_and_trim = wrap_and_trim = None
+
+    @property
+    def batching(self) -> bool:
+        return True
+
+    def is_batch(self, holding: Holding) -> bool:
+        return True
+
+    def is_source(self, holding: Holding) -> bool:
+        return True
+
+    @initialize(
+        dtype=st.sampled_from(DTYPES),
+        heads=st.integers(1, 2),
+        slots=st.integers(1, 4),
+        padding=st.lists(st.integers(0, 5), min_size=0, max_size=3),
+    )
+    def begin_arrays(self, dtype: str, heads: int, slots: int, padding: list[int]) -> None:
+        self.driver = Driver(self.campaign.adapters, Config(dtype, heads), passes=self._meet)
+        self.slots = slots
+        self.run(self._new_batch(padding) if padding else self._new_solo(1))
+
+    def _new_solo(self, rows: int, keep: int = 0) -> ops.New:
+        """Several rows are a batch."""
+        return self._new_batch([0] * rows) if rows > 1 else self._new(self.row_names(1), None)
+
+    def _new_batch(self, padding: Any) -> ops.New:
+        return self._new(self.row_names(len(padding)), tuple(padding)) if padding else self._new_solo(1)
+
+    def _new(self, rows: tuple[str, ...], padding: tuple[int, ...] | None) -> ops.New:
+        return ops.New(self.cache_name(), self.kind, rows, left_padding=padding, slots=self.slots)
+
+    @precondition(CacheMachine.room)
+    @rule(slots=st.integers(1, 4))
+    def new_of_other_slots(self, slots: int) -> None:
+        self.run(ops.New(self.cache_name(), self.kind, self.row_names(1), slots=slots))
+
+    @rule(number=small, tokens=st.integers(1, 4), slot=small)
+    def update_one_slot(self, number: int, tokens: int, slot: int) -> None:
+        name = self.pick(number)
+        if name is None:
+            return
+        holding = self.holdings[name]
+        if holding.pending and holding.announced:
+            tokens = 1 + (tokens - 1) % holding.announced
+        self.run(ops.Update(name, tokens, slot=slot % len(holding.filled)))
+
+    @rule(number=small, tokens=st.integers(-1, 9), more=flag)
+    def update_of_any_length(self, number: int, tokens: int, more: bool) -> None:
+        name = self.pick(number)
+        if name:
+            other_rows = more and sum(self.holdings[name].filled) > 1
+            self.run(ops.Update(name, max(0, tokens), variant="rows" if other_rows else "plain"))
+
+    @rule(number=small, tokens=st.integers(-1, 9))
+    def mask_of_tokens(self, number: int, tokens: int) -> None:
+        name = self.pick(number)
+        if name:
+            self.run(ops.Mask(name, tokens))
+
+
+def _kinds(*children: ops.Child) -> tuple[ops.Child, ...]:
+    return children
+
+
+class ListMachine(CacheMachine):
+    """Lists of mixed kinds: what each child shows, and that all of them change or none."""
+
+    begin = update_of_any_shape = None
+    row_limit = 24
+
+    @property
+    def batching(self) -> bool:
+        return True
+
+    def _leaves(self, name: str) -> list[Holding]:
+        holding = self.holdings[name]
+        if holding.kind != "CacheList":
+            return [holding]
+        return [leaf for i in range(holding.children) for leaf in self._leaves(f"{name}.{i}")]
+
+    def _name(self, holding: Holding) -> str:
+        return next(name for name, held in self.holdings.items() if held is holding)
+
+    def is_batch(self, holding: Holding) -> bool:
+        return all(leaf.of_rows for leaf in self._leaves(self._name(holding)))
+
+    def is_source(self, holding: Holding) -> bool:
+        return all(leaf.kind in MERGEABLE for leaf in self._leaves(self._name(holding)))
+
+    @initialize(
+        dtype=st.sampled_from(DTYPES),
+        heads=st.integers(1, 2),
+        wider=st.tuples(st.integers(4, 5), st.integers(4, 5)),
+        max_size=st.integers(1, 8),
+        which=st.integers(0, 6),
+        padding=st.lists(st.integers(0, 5), min_size=0, max_size=3),
+    )
+    def begin_list(
+        self, dtype: str, heads: int, wider: tuple[int, int], max_size: int, which: int, padding: list[int]
+    ) -> None:
+        self.driver = Driver(self.campaign.adapters, Config(dtype, heads, *wider), passes=self._meet)
+        growing, ring = ops.Child("KVCache"), ops.Child("RotatingKVCache", max_size=max_size)
+        states, state = ops.Child("ArraysCache", slots=2), ops.Child("ArraysCache", slots=1)
+        self.children: tuple[ops.Child, ...] = (
+            (growing, growing),
+            (states, growing),
+            (state, ring),
+            (ring, growing, states),
+            (ops.Child("CacheList", children=(growing, state)), growing),
+            (ring, ops.Child("RotatingKVCache", max_size=max_size + 1)),
+            (ops.Child("ChunkedKVCache", chunk_size=max_size), ops.Child("ConcatenateKVCache")),
+        )[which]
+        self.batched = all(child.kind not in ("ChunkedKVCache", "ConcatenateKVCache") for child in self.children)
+        self.run(self._new_batch(padding) if padding and self.batched else self._new_solo(1))
+
+    def _new_solo(self, rows: int, keep: int = 0) -> ops.New:
+        return ops.New(self.cache_name(), self.kind, self.row_names(1), children=self.children)
+
+    def _new_batch(self, padding: Any) -> ops.New:
+        if not padding or not self.batched:
+            return self._new_solo(1)
+        children = tuple(_batched(child) for child in self.children)
+        rows = self.row_names(len(padding))
+        return ops.New(self.cache_name(), self.kind, rows, left_padding=tuple(padding), children=children)
+
+    @precondition(lambda self: self.room() and len(self.children) > 1)
+    @rule(batch=flag)
+    def new_of_fewer(self, batch: bool) -> None:
+        """A list that does not go together with the others."""
+        whole = self.children
+        self.children = whole[:1]
+        made = self._new_batch([0]) if batch else self._new_solo(1)
+        self.children = whole
+        self.run(made)
+
+    @rule(number=small, tokens=st.integers(1, 9), window=window, return_array=flag)
+    def update_any(self, number: int, tokens: int, window: int | None, return_array: bool) -> None:
+        self._update(number, tokens, window, return_array)
+
+
+def _batched(child: ops.Child) -> ops.Child:
+    if child.kind == "CacheList":
+        return ops.Child("CacheList", children=tuple(_batched(each) for each in child.children))
+    if child.kind == "ArraysCache":
+        return child
+    return ops.Child(f"Batch{child.kind}", max_size=child.max_size)
+
+
+MACHINES: dict[str, type[CacheMachine]] = {
+    "QuantizedKVCache": QuantizedMachine,
+    "ChunkedKVCache": ChunkedMachine,
+    "ArraysCache": ArraysMachine,
+    "CacheList": ListMachine,
+}
