@@ -87,6 +87,8 @@ class Driver:
     steps: list[Step] = field(default_factory=list)
     expected: Expected | None = None
     """What the ledger says of the last step; None when it was refused."""
+    inputs: Inputs = field(default_factory=Inputs)
+    """What the adapters were given at the last step."""
 
     def __post_init__(self) -> None:
         for adapter in self.adapters:
@@ -108,7 +110,7 @@ class Driver:
         verdict = self.ledger.judge(operation)
         situation = situation_of(self.ledger, operation)
         kind = self._kind(operation)
-        inputs = self._inputs(operation)
+        self.inputs = inputs = self._inputs(operation, str(len(self.steps)))
         seen = [adapter.step(operation, inputs) for adapter in self.adapters]
 
         def check(difference: Difference | None, who: int, against: str) -> None:
@@ -169,7 +171,7 @@ class Driver:
             return merged_kind(kinds[0]) if kinds else "BatchKVCache"
         return self.ledger.holdings[operation.cache].kind
 
-    def _inputs(self, operation: ops.Operation) -> Inputs:
+    def _inputs(self, operation: ops.Operation, where: str) -> Inputs:
         if isinstance(operation, ops.Filter | ops.Extract):
             rows = operation.rows if isinstance(operation, ops.Filter) else (operation.row,)
             names = [row.name for row in self.ledger.holdings[operation.cache].rows]
@@ -178,10 +180,11 @@ class Driver:
         if not isinstance(operation, ops.Update):
             return Inputs()
         if self.ledger.is_list(operation):
-            return Inputs(children=tuple(self._inputs(part) for part in self.ledger.parts(operation)))
+            parts = enumerate(self.ledger.parts(operation))
+            return Inputs(children=tuple(self._inputs(part, f"{where}.{i}") for i, part in parts))
         if self.ledger.holdings[operation.cache].recurrent:
             return self._states(operation)
-        return self._arrays(operation)
+        return self._arrays(operation, where)
 
     def _states(self, operation: ops.Update) -> Inputs:
         """What each slot gets: the row's last token, or a foreign one in an update that is to be refused."""
@@ -198,7 +201,7 @@ class Driver:
         written = [encode_state(tags, positions, i, config) if operation.slot in (None, i) else None for i in slots]
         return Inputs(dtype=config.dtype, states=tuple(written))
 
-    def _arrays(self, operation: ops.Update) -> Inputs:
+    def _arrays(self, operation: ops.Update, where: str) -> Inputs:
         config = self.config.variant(operation.variant)
         tokens = self._fed(operation)
         rows, count = len(tokens), max(0, operation.tokens)
@@ -208,7 +211,7 @@ class Driver:
             for i, token in enumerate(row):
                 if token is not None:
                     tags[b, i], positions[b, i] = self.ledger.tag(token[0]), token[1]
-        keys, values = self.payload.arrays(len(self.steps), tags, positions, config)
+        keys, values = self.payload.arrays(where, tags, positions, config)
         if operation.variant == "uneven":
             values = np.concatenate([values, values[:, :, :1]], axis=2)
         return Inputs(

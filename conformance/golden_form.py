@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from conformance import operations as ops
 from conformance.payload import Config, Storage
@@ -14,26 +15,75 @@ def is_recorded(trace: Trace) -> bool:
     return any(step.checks for step in trace.steps)
 
 
+Form = str | int | tuple["Form", ...]
+"""What a cache's arrays are: `"plain"` or `"quantized"` keys and values, a number of slots, or the forms of a list."""
+
+FETCHED = ("keys", "values")
+PARTS = ("words", "scales", "biases")
+
+
+def forms(trace: Trace) -> list[Form]:
+    """The form of the cache that each step acts on or makes."""
+    found: list[Form] = []
+    known: dict[str, Form] = {}
+    for step in trace.steps:
+        operation = step.operation
+        match operation:
+            case ops.New():
+                form = _form(operation)
+            case ops.Merge(caches=caches):
+                form = known.get(caches[0], "plain") if caches else "plain"
+            case ops.ToQuantized():
+                form = "quantized"
+            case _:
+                form = known.get(operation.cache, "plain")
+        known[getattr(operation, "into", operation.cache)] = form
+        found.append(form)
+    return found
+
+
+def _form(made: ops.New | ops.Child) -> Form:
+    if made.kind == "CacheList":
+        return tuple(_form(child) for child in made.children)
+    if made.kind == "ArraysCache":
+        return made.slots or 0
+    return "quantized" if made.kind == "QuantizedKVCache" else "plain"
+
+
 def array_names(trace: Trace) -> list[str]:
     """The arrays that lie beside a recorded trace, named by the number of their step."""
     if not is_recorded(trace):
         return []
-    return [name for number, step in enumerate(trace.steps, 1) for name in _of_step(number, step)]
+    pairs = enumerate(zip(trace.steps, forms(trace), strict=True), 1)
+    return [name for number, (step, form) in pairs for name in _of_step(number, step, form)]
 
 
-def _of_step(number: int, step: Step) -> list[str]:
+def _of_step(number: int, step: Step, form: Form) -> list[str]:
     names = []
     if isinstance(step.operation, ops.Update) and step.operation.tokens > 0:
-        names += [f"{number}.input.keys", f"{number}.input.values"]
+        names += _inputs(str(number), step.operation, form)
     upstream = step.checks.get("upstream")
-    for prefix, checks in (
-        (str(number), step.checks),
-        (f"{number}.upstream", upstream if isinstance(upstream, dict) else {}),
-    ):
-        if "width" in checks:
-            names += [f"{prefix}.keys", f"{prefix}.values"]
-        if checks.get("mask") == "array":
-            names.append(f"{prefix}.mask")
+    names += _outputs(str(number), step.checks, form)
+    return names + _outputs(f"{number}.upstream", upstream if isinstance(upstream, dict) else {}, form)
+
+
+def _inputs(prefix: str, operation: ops.Update, form: Form) -> list[str]:
+    if isinstance(form, tuple):
+        return [name for i, child in enumerate(form) for name in _inputs(f"{prefix}.{i}", operation, child)]
+    if isinstance(form, int):
+        return [f"{prefix}.input.slot.{i}" for i in range(form) if operation.slot in (None, i)]
+    return [f"{prefix}.input.{what}" for what in FETCHED]
+
+
+def _outputs(prefix: str, checks: Mapping[str, Any], form: Form) -> list[str]:
+    names = [f"{prefix}.mask"] if checks.get("mask") == "array" else []
+    if "width" in checks:
+        parts = [f".{part}" for part in PARTS] if form == "quantized" else [""]
+        names += [f"{prefix}.{what}{part}" for what in FETCHED for part in parts]
+    names += [f"{prefix}.slot.{i}" for i, state in enumerate(checks.get("states", ())) if state is not None]
+    if isinstance(form, tuple):
+        for i, (child, its) in enumerate(zip(checks.get("children", ()), form, strict=False)):
+            names += _outputs(f"{prefix}.{i}", child, its)
     return names
 
 
@@ -60,11 +110,21 @@ def _checks_fault(step: Step) -> str | None:
         return f"valid is {step.valid}, but refused is {refused}"
     if refused:
         return None
-    update = isinstance(step.operation, ops.Update)
-    kinds: dict[str, type] = {"rows": list, "offsets": list, "size": int}
-    if update:
-        kinds |= {"width": int, "visible": dict}
-    if update or isinstance(step.operation, ops.Mask):
+    return _shown_fault(step.operation, checks)
+
+
+def _shown_fault(operation: ops.Operation, checks: Mapping[str, Any]) -> str | None:
+    if not isinstance(checks.get("rows"), list):
+        return f"rows is {checks.get('rows')!r}, but should be a list"
+    if isinstance(checks.get("children"), list):
+        return next(filter(None, (_shown_fault(operation, child) for child in checks["children"])), None)
+    update = isinstance(operation, ops.Update)
+    kinds: dict[str, type] = {}
+    if "states" not in checks:
+        kinds |= {"offsets": list}
+        if update:
+            kinds |= {"width": int, "visible": dict}
+    if update or isinstance(operation, ops.Mask):
         kinds["mask"] = str
     for name, kind in kinds.items():
         if not isinstance(checks.get(name), kind):
@@ -78,12 +138,12 @@ def arrays_fault(trace: Trace, needed: Sequence[str], arrays: Mapping[str, Stora
         return f"the array {missing[0]} is missing beside it"
     if unknown := sorted(arrays.keys() - set(needed)):
         return f"no step has the array {unknown[0]} that lies beside it"
-    for number, step in enumerate(trace.steps, 1):
+    for number, (step, form) in enumerate(zip(trace.steps, forms(trace), strict=True), 1):
         if not isinstance(step.operation, ops.Update) or f"{number}.input.keys" not in arrays:
             continue
         config = trace.config.variant(step.operation.variant)
         shapes = [("input.", step.operation.tokens)]
-        if "width" in step.checks:
+        if "width" in step.checks and form == "plain":
             shapes.append(("", step.checks["width"]))
         for part, width in shapes:
             for what, dim in (("keys", config.key_dim), ("values", config.value_dim)):

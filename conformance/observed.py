@@ -16,7 +16,7 @@ from conformance.adapters.base import Observation
 from conformance.compare import written_out
 from conformance.driver import Driver
 from conformance.ledger import Expected, Holding
-from conformance.payload import PAD, Ints
+from conformance.payload import PAD, Ints, decode_state
 
 Seen = list[list[int | str] | None]
 """Per query, what it sees: positions of its row, or words for what is no token of the row. None for a pad's query."""
@@ -29,11 +29,25 @@ def checks_of(driver: Driver, operation: ops.Operation, seen: Observation) -> di
         return {**checks, "crash": seen.crashed.split(":")[0]}
     if seen.refused is not None:
         return {**checks, "refused": True}
-    expected = driver.expected
-    holding = driver.ledger.holdings.get(getattr(operation, "into", operation.cache))
+    target = getattr(operation, "into", operation.cache)
+    return {**checks, **_shown(driver, target, driver.expected, seen)}
+
+
+NO_SIZE = ("QuantizedKVCache", "ConcatenateKVCache", "ChunkedKVCache", "ArraysCache", "CacheList")
+"""Kinds of which upstream's `size()` is 0 whatever they hold, so that it is not recorded."""
+
+
+def _shown(driver: Driver, cache: str, expected: Expected | None, seen: Observation) -> dict[str, Any]:
+    holding = driver.ledger.holdings.get(cache)
+    checks: dict[str, Any] = {}
     names = [row.name for row in holding.rows] if holding else []
     checks["rows"] = names if seen.rows in (None, len(names)) else seen.rows
-    checks |= {"offsets": list(seen.offsets), "size": seen.size}
+    if holding is None or holding.kind not in NO_SIZE:
+        checks |= {"offsets": list(seen.offsets), "size": seen.size}
+    elif seen.states is None and not holding.children:
+        checks["offsets"] = list(seen.offsets)
+    if seen.front is not None:
+        checks["front"] = seen.front
     if seen.result is not None:
         checks["result"] = seen.result
     if seen.mask is not None:
@@ -42,7 +56,21 @@ def checks_of(driver: Driver, operation: ops.Operation, seen: Observation) -> di
         checks["width"] = int(seen.keys.shape[2])
         if expected is not None and holding is not None:
             checks["visible"] = visible(driver, expected, holding, seen)
+    if seen.states is not None and holding is not None:
+        checks["states"] = [None if x is None else _state(driver, names, i, x) for i, x in enumerate(seen.states)]
+    if holding is not None and holding.children:
+        each = enumerate(seen.children or (Observation(),) * holding.children)
+        of = expected.children if expected is not None else (None,) * holding.children
+        checks["children"] = [_shown(driver, f"{cache}.{i}", of[i], child) for i, child in each]
     return checks
+
+
+def _state(driver: Driver, names: list[str], slot: int, x: Any) -> list[str | None]:
+    """Per row, the token that a slot shows as `row:position`; null for zeros."""
+    tags, positions = decode_state(x, slot, driver.config)
+    by_tag = {tag: name for name, tag in driver.ledger.tags.items()}
+    pairs = zip(tags.tolist(), positions.tolist(), strict=True)
+    return [None if p == PAD else f"{by_tag[tag]}:{p}" if p >= 0 else "unwritten" for tag, p in pairs]
 
 
 def visible(driver: Driver, expected: Expected, holding: Holding, seen: Observation) -> dict[str, Seen] | str:

@@ -79,8 +79,8 @@ class Config:
 class Payload(Protocol):
     """Where a trace's arrays come from, and which token an array shows."""
 
-    def arrays(self, step: int, tags: Ints, positions: Ints, config: Config) -> tuple[Storage, Storage]:
-        """The keys and values of the tokens (B, N) that step number `step` feeds."""
+    def arrays(self, where: str, tags: Ints, positions: Ints, config: Config) -> tuple[Storage, Storage]:
+        """The keys and values of the tokens (B, N) fed at a step: its number, in a list `.` and the child's behind it."""
 
     def decode(self, x: Storage, role: str, config: Config) -> tuple[Ints, Ints]:
         """The tags and positions (B, T) of keys or values (B, H, T, D); PAD or UNKNOWN where it is no token."""
@@ -94,7 +94,7 @@ class Payload(Protocol):
 class Tagged:
     """Arrays that name their token, as described above."""
 
-    def arrays(self, step: int, tags: Ints, positions: Ints, config: Config) -> tuple[Storage, Storage]:
+    def arrays(self, where: str, tags: Ints, positions: Ints, config: Config) -> tuple[Storage, Storage]:
         return encode(tags, positions, "key", config), encode(tags, positions, "value", config)
 
     def decode(self, x: Storage, role: str, config: Config) -> tuple[Ints, Ints]:

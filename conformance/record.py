@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from conformance.adapters.base import Adapter, Inputs, Observation
 from conformance.adapters.reference import ReferenceAdapter
 from conformance.adapters.registry import make_adapter
 from conformance.driver import Divergence, Driver, Found
+from conformance.golden_form import FETCHED, PARTS
 from conformance.goldens import Golden, save_golden
 from conformance.observed import checks_of, row_axis
+from conformance.operations import OTHER_KINDS
 from conformance.payload import Config, Ints, Payload, Storage, Tagged
 from conformance.sessions import DEVIATING_SESSIONS, SESSIONS
 from conformance.situations import DEVIATIONS, SITUATIONS, Deviation, Situation
@@ -60,10 +62,10 @@ class Kept:
     payload: Payload
     arrays_of: dict[str, Storage] = field(default_factory=dict)
 
-    def arrays(self, step: int, tags: Ints, positions: Ints, config: Config) -> tuple[Storage, Storage]:
-        keys, values = self.payload.arrays(step, tags, positions, config)
+    def arrays(self, where: str, tags: Ints, positions: Ints, config: Config) -> tuple[Storage, Storage]:
+        keys, values = self.payload.arrays(where, tags, positions, config)
         if tags.shape[1]:
-            self.arrays_of |= {f"{step}.input.keys": keys, f"{step}.input.values": values}
+            self.arrays_of |= {f"{where}.input.keys": keys, f"{where}.input.values": values}
         return keys, values
 
     def decode(self, x: Storage, role: str, config: Config) -> tuple[Ints, Ints]:
@@ -92,7 +94,8 @@ class Recorder:
             self.passed.append(found)
             return True
         about = self.deviation.about if self.deviation else None
-        return found.observable in UNRECORDED and found.observable != about
+        of_others = found.observable == "size" and found.kind in OTHER_KINDS
+        return (found.observable in UNRECORDED or of_others) and found.observable != about
 
     @property
     def _last(self) -> bool:
@@ -111,6 +114,7 @@ class Recorder:
                 raise RecordError(f"the reference breaks a law: {self.found.sentence()}") from divergence
             if self.deviation is None:
                 raise RecordError(f"breaks a law, so it is a deviation: {self.found.sentence()}") from divergence
+        self.arrays |= _input_states(str(len(self.driver.steps)), self.driver.inputs)
         lawful = checks_of(self.driver, operation, self.reference.last)
         recorded = checks_of(self.driver, operation, self.upstream.last)
         number = str(len(self.driver.steps))
@@ -149,11 +153,18 @@ class Recorder:
         if seen.mask is None:
             return seen
         holding = self.driver.ledger.holdings[operation.cache]
-        return Observation(mask=row_axis(seen.mask, holding.batched), keys=seen.keys, values=seen.values)
+        mask = seen.mask if holding.recurrent else row_axis(seen.mask, holding.batched)
+        return replace(seen, mask=mask)
 
     def _keep(self, prefix: str, seen: Observation) -> None:
-        arrays = {"keys": seen.keys, "values": seen.values, "mask": seen.mask}
+        arrays: dict[str, Any] = {"keys": seen.keys, "values": seen.values, "mask": seen.mask}
+        if seen.parts is not None:
+            of = [(f"{what}.{part}", i, j) for i, what in enumerate(FETCHED) for j, part in enumerate(PARTS)]
+            arrays = {"mask": seen.mask, **{name: seen.parts[i][j] for name, i, j in of}}
+        arrays |= {f"slot.{i}": x for i, x in enumerate(seen.states or ())}
         self.arrays |= {f"{prefix}.{name}": x for name, x in arrays.items() if x is not None and not isinstance(x, str)}
+        for i, child in enumerate(seen.children):
+            self._keep(f"{prefix}.{i}", child)
 
     def golden(self, path: Path, source: dict[str, str]) -> Golden:
         """What was recorded, to be filed."""
@@ -178,6 +189,13 @@ class Recorder:
             deviation=deviation,
         )
         return Golden(path, trace, {**self.kept.arrays_of, **self.arrays})
+
+
+def _input_states(where: str, inputs: Inputs) -> dict[str, Storage]:
+    found = {f"{where}.input.slot.{i}": x for i, x in enumerate(inputs.states) if x is not None}
+    for i, child in enumerate(inputs.children):
+        found |= _input_states(f"{where}.{i}", child)
+    return found
 
 
 def record_situation(situation: Situation, path: Path, upstream: Adapter, source: dict[str, str]) -> Golden:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from conformance.payload import PAD, UNKNOWN, Config, Ints, Storage
+from conformance.payload import PAD, UNKNOWN, Config, Ints, Storage, decode
 from conformance.trace import TraceError
 
 Token = tuple[int, int]
@@ -20,25 +20,25 @@ Token = tuple[int, int]
 class RecordedPayload:
     """Feeds the keys and values that were recorded for each step."""
 
-    def __init__(self, inputs: Mapping[int, tuple[Storage, Storage]]) -> None:
+    def __init__(self, inputs: Mapping[str, tuple[Storage, Storage]]) -> None:
         self.inputs = inputs
         self.by_bits: dict[str, dict[bytes, Token]] = {"key": {}, "value": {}}
         self.first: dict[tuple[str, int, int], Token] = {}
 
-    def arrays(self, step: int, tags: Ints, positions: Ints, config: Config) -> tuple[Storage, Storage]:
+    def arrays(self, where: str, tags: Ints, positions: Ints, config: Config) -> tuple[Storage, Storage]:
         """The arrays recorded for this step. Raises TraceError when they are not those of B rows and N columns."""
         rows, count = tags.shape
         if not count:  # an update of no columns is refused, and nothing of it is worth recording
             shape = (rows, config.heads, 0)
             dtype = np.uint16 if config.dtype == "bfloat16" else np.dtype(config.dtype)
             return np.zeros((*shape, config.key_dim), dtype), np.zeros((*shape, config.value_dim), dtype)
-        if step not in self.inputs:
-            raise TraceError(f"step {step} feeds {count} columns, but no arrays are recorded for it")
-        keys, values = self.inputs[step]
+        if where not in self.inputs:
+            raise TraceError(f"step {where} feeds {count} columns, but no arrays are recorded for it")
+        keys, values = self.inputs[where]
         for role, x in (("key", keys), ("value", values)):
             if x.ndim != 4 or (x.shape[0], x.shape[2]) != (rows, count):
                 raise TraceError(
-                    f"step {step} feeds {count} columns to {rows} rows, but the recorded {role}s are {x.shape}"
+                    f"step {where} feeds {count} columns to {rows} rows, but the recorded {role}s are {x.shape}"
                 )
             self._learn(role, x, tags, positions)
         return keys, values
@@ -67,6 +67,16 @@ class RecordedPayload:
     def shown(self, role: str, tag: int, position: int) -> Token:
         """The first token fed with the bits of this one."""
         return self.first.get((role, tag, position), (tag, position))
+
+
+class TwoLevelRecorded(RecordedPayload):
+    """The same where the arrays were quantized since: their bits are gone, and two-level features name the token."""
+
+    def decode(self, x: Storage, role: str, config: Config) -> tuple[Ints, Ints]:
+        return decode(x, role, config)
+
+    def shown(self, role: str, tag: int, position: int) -> Token:
+        return tag, position
 
 
 def _bits(x: Storage) -> list[list[bytes]]:

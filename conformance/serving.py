@@ -114,7 +114,7 @@ def record_session(session: Session, path: Path, source: dict[str, str]) -> Iter
         serving.generator.close()
     for layer in session.layers:
         events = capture.events[layer]
-        inputs = {number: event.inputs for number, event in enumerate(events, 1) if event.inputs is not None}
+        inputs = {str(number): event.inputs for number, event in enumerate(events, 1) if event.inputs is not None}
         playback = Playback(events, source["name"], source["version"])
         situation = _situation(session, head_shapes(events), tuple(event.operation for event in events))
         about = {"model": f"{session.model}, random weights of seed {SEED}", "layer": str(layer)}

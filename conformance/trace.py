@@ -55,7 +55,7 @@ class Trace:
             "description": self.description,
             "source": self.source,
             "flags": list(self.flags),
-            "config": asdict(self.config),
+            "config": {name: value for name, value in asdict(self.config).items() if name != "two_level" or value},
         }
         if self.deviation:
             data["deviation"] = self.deviation
