@@ -65,8 +65,9 @@ class ChunkedKVCache(Cache):
         rows = None if self.keys is None else self.keys.shape[0]
         n = check_update(keys, values, self.keys, self.values, rows)
         front = self._front
-        if self.keys is not None and front + self._columns() + n > self.keys.shape[2]:
-            front = 0  # the buffer is full: what is live is copied to the front of a new one
+        full = self.keys is not None and front + self._columns() + n > self.keys.shape[2]
+        if full or front >= self.step:
+            front = 0  # what is live is copied to the front of a new buffer
         new_keys, new_values = (
             append_columns(held, new, front + self._columns(), self.step)
             for held, new in zip(self._from(front), (keys, values), strict=True)
