@@ -6,12 +6,15 @@ from .batch_rotating_kv_cache import BatchRotatingKVCache
 from .cache_list import CacheList
 from .chunked_kv_cache import ChunkedKVCache
 from .concatenate_kv_cache import ConcatenateKVCache
+from .file_error import PromptCacheFileError
 from .filter import filter_rows
 from .kv_cache import KVCache
+from .mapped_file import MappedFile
 from .masks import decode_mask, ring_mask
 from .merge import MergedRows, merge_rows
 from .padding import roll_rows
 from .prompt_cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+from .prompt_file import load_prompt_cache, save_prompt_cache
 from .quantized_kv_cache import QuantizedKVCache
 from .rotating_kv_cache import RotatingKVCache
 from .temporal_order import temporal_view
@@ -26,16 +29,20 @@ __all__ = [
     "ChunkedKVCache",
     "ConcatenateKVCache",
     "KVCache",
+    "MappedFile",
     "MergedRows",
+    "PromptCacheFileError",
     "QuantizedKVCache",
     "RotatingKVCache",
     "can_trim_prompt_cache",
     "decode_mask",
     "filter_rows",
+    "load_prompt_cache",
     "make_prompt_cache",
     "merge_rows",
     "ring_mask",
     "roll_rows",
+    "save_prompt_cache",
     "temporal_view",
     "trim_prompt_cache",
 ]

@@ -6,7 +6,7 @@ a  [a0 a1 a2]                 [1 1 1]             lengths 0
 b  [b0  r  r]                 [1 0 0]             lengths 0
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import index
 from typing import overload
 
@@ -78,6 +78,10 @@ class ArraysCache(AnyCache, RowNumbers):
             if self._due is not None and len(self._due) != rows:
                 self._due = (0,) * rows
         self._slots = slots
+
+    def __iter__(self) -> Iterator[Slot]:
+        """The slots in order, as new objects."""
+        return iter(self._fresh())
 
     def _slot_number(self, idx: int) -> int:
         i, held = index(idx), len(self._slots)

@@ -13,6 +13,7 @@ from .kv_cache import KVCache
 from .masks import Mask, batch_mask
 from .merge import merge_rows
 from .row_numbers import Ints
+from .saved_columns import hide_pads
 from .states import (
     PENDING,
     pending_elements,
@@ -22,6 +23,7 @@ from .states import (
     state_int,
     state_ints,
 )
+from .temporal_order import Ring
 from .trim import growing_limit
 
 
@@ -177,6 +179,11 @@ class BatchKVCache(BatchCache):
         pending = pending_of(kind, elements[5:], stored, pads)
         self.keys, self.values, self._stored = keys, values, stored
         self._set_rows(pads, offsets, pending)
+
+    def _saved_state(self) -> tuple[object, ...]:
+        keys, values, *numbers = self.state
+        ring = Ring(self._stored, stored=self._stored, head=self._stored)
+        return *(hide_pads(b, ring, self._pads, self._tails()) for b in (keys, values)), *numbers
 
     def __repr__(self) -> str:
         return f"BatchKVCache(columns={self._stored}, offset={list(self._offsets)})"

@@ -14,6 +14,7 @@ from .merge import merge_rows, pad_front
 from .ring_update import ring_update, ring_write
 from .rotating_kv_cache import RotatingKVCache
 from .row_numbers import Ints
+from .saved_columns import hide_pads
 from .states import (
     PENDING,
     check_ring_rows,
@@ -262,6 +263,10 @@ class BatchRotatingKVCache(BatchCache):
         check_ring_rows(kind, offsets, pads, tails, ring.stored, 0, max_size)
         self.keys, self.values, self._ring = keys, values, ring
         self._set_rows(pads, offsets, pending)
+
+    def _saved_state(self) -> tuple[object, ...]:
+        keys, values, *numbers = self.state
+        return *(hide_pads(b, self._ring, self._pads, self._tails()) for b in (keys, values)), *numbers
 
     def __repr__(self) -> str:
         return (

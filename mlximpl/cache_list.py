@@ -42,6 +42,10 @@ class CacheList(AnyCache):
         """A child; IndexError for one that is not there."""
         return self.caches[idx]
 
+    def __iter__(self) -> Iterator[Any]:
+        """The children in order."""
+        return iter(self.caches)
+
     def _all(self) -> list[AnyCache]:
         """This list and the caches in it, those of nested lists too."""
         found: list[AnyCache] = [self]

@@ -10,6 +10,7 @@ from .cache import Cache
 from .checks import check_mask, check_ring, check_update, whole
 from .masks import Mask, solo_mask
 from .ring_update import ring_update, ring_write
+from .saved_columns import hide_pads
 from .states import check_ring_rows, state_buffers, state_elements, state_int
 from .temporal_order import Ring, temporal_columns
 from .trim import ring_can_trim, ring_limit, ring_trim
@@ -165,6 +166,15 @@ class RotatingKVCache(Cache):
         check_ring_rows(kind, [offset], [pads], [0], ring.stored, keep, max_size)
         self.keys, self.values, self.offset = keys, values, offset
         self._ring, self._pads = ring, pads
+
+    def _saved_state(self) -> tuple[object, ...]:
+        ring = self._ring
+        keys, values, *numbers = self.state[:6]
+        if self._pads:
+            keys, values = (hide_pads(b, ring, [self._pads]) for b in (keys, values))
+        # mlx-lm grows a ring that holds fewer tokens than it could as if it held them.
+        short = ring.stored < min(self.offset, ring.max_size)
+        return (keys, values, *numbers, self._pads) if self._pads or short else (keys, values, *numbers)
 
     @classmethod
     def merge(cls, caches: Sequence["RotatingKVCache"]) -> "BatchRotatingKVCache":

@@ -1,0 +1,70 @@
+"""Writing a file so that its name always stands for the old content or the new, whole."""
+
+import errno
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
+
+if sys.platform == "darwin":
+    import fcntl
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
+    """A file to write to that takes the place of `path` when the block ends, and is removed if it raises.
+
+    It lies beside `path` under a name of its own, has the permissions of the file that it replaces, or of any new
+    file, and is on the disk before it is renamed. Where `path` is a symbolic link the link stays, and the file that it
+    points to is replaced.
+
+    Raises:
+        OSError: it cannot be written, or `path` is no ordinary file.
+    """
+    path = os.path.realpath(path)
+    folder = os.path.dirname(path)
+    replaced = None
+    with suppress(FileNotFoundError):
+        replaced = os.stat(path)
+        if not stat.S_ISREG(replaced.st_mode):
+            code = errno.EISDIR if stat.S_ISDIR(replaced.st_mode) else errno.EINVAL
+            raise OSError(code, "not an ordinary file", path)
+    beside = os.path.join(folder, f".mlximpl-{secrets.token_hex(8)}.tmp")
+    number = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        with os.fdopen(number, "wb") as file:
+            if replaced is not None:
+                os.fchmod(number, stat.S_IMODE(replaced.st_mode))
+            yield file
+            file.flush()
+            _sync(number)
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(beside)
+        raise
+    _sync_folder(folder)
+
+
+def _sync(number: int) -> None:
+    if sys.platform == "darwin":
+        # fsync leaves the data in the drive's cache there. Not every file system has the stronger one.
+        with suppress(OSError):
+            fcntl.fcntl(number, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(number)
+
+
+def _sync_folder(folder: str) -> None:
+    """Put the new name on the disk; file systems that cannot sync a folder do it by themselves."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(number)

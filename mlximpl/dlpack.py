@@ -1,0 +1,33 @@
+"""Arrays over a file's own pages, where MLX takes a host buffer as it is.
+
+On Metal `mx.from_dlpack` adopts whole pages. It is given them as words, which are then cut to what the tensor has; a
+build for the CPU refuses, and the caller reads the file.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+from .mapped_file import MappedFile
+from .safetensors_header import DTYPES, SIZE_MOST, Tensor
+from .safetensors_reader import as_dtype
+from .safetensors_writer import PAGE
+
+
+def adopt(mapped: MappedFile, tensor: Tensor) -> mx.array | None:
+    """The tensor as an array over the mapping's pages, which it keeps mapped; None where MLX would have to copy.
+
+    The tensor must begin at a page, and its last page must lie within the file whole.
+    """
+    dtype, size, form, _ = DTYPES[tensor.dtype]
+    if not tensor.nbytes:
+        return mx.zeros(tensor.shape, dtype)
+    length = -(-tensor.nbytes // PAGE) * PAGE
+    if tensor.start % PAGE or tensor.start + length > mapped.size or length // size > SIZE_MOST:
+        return None
+    pages: Any = mapped.view(tensor.start, length).cast(form)  # type: ignore[call-overload]
+    try:
+        words = mx.from_dlpack(pages, copy=False)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return as_dtype(words[: tensor.nbytes // size], dtype).reshape(tensor.shape)

@@ -1,0 +1,77 @@
+"""What mlximpl's own files say of themselves: JSON in the metadata entry "2.0", which mlx-lm does not look at.
+
+seal      crc32 of the header with zeros in this place, the first thing in it
+format    1
+layout    "compact" or "mappable"
+crc32     the checksums of every tensor but padding in the header's order, eight hex digits each
+mlx_lm    whether mlx-lm 0.32 reads the file right
+empty     paths of lists without elements
+scalars   in mappable files: ints, flags, strings and None by path; compact files have tensors for them
+metadata  entries of the metadata that mlx-lm would not read back as they are
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .checksums import Sums, blocks
+from .safetensors_header import SEAL_WIDTH, Tensor, parse_json
+
+FORMAT = 1
+LAYOUTS = ("compact", "mappable")
+PLACE = "2.0"
+
+
+class Facts(NamedTuple):
+    layout: str
+    crc32: str
+    mlx_lm: bool
+    empty: list[str]
+    scalars: dict[str, Any]
+    metadata: dict[str, str]
+
+    def text(self) -> str:
+        """As it stands in the file, with zeros for the seal."""
+        return json.dumps({"seal": "0" * SEAL_WIDTH, "format": FORMAT, **self._asdict()}, separators=(",", ":"))
+
+
+def read_facts(text: str) -> Facts:
+    """Read and check `Facts.text`.
+
+    Raises:
+        ValueError: it is none, or of a format that is not known here.
+    """
+    facts = parse_json(text, "what it says of itself")
+    version = facts.get("format") if isinstance(facts, dict) else None
+    if version != FORMAT or isinstance(version, bool):
+        raise ValueError(f"it has the format {version!r} of mlximpl, but {FORMAT} is the one known here")
+    kinds = {"layout": str, "crc32": str, "mlx_lm": bool, "empty": list, "scalars": dict, "metadata": dict}
+    if facts.keys() != {"seal", "format", *kinds} or any(not isinstance(facts[n], kind) for n, kind in kinds.items()):
+        raise ValueError(f"what it says of itself is not {', '.join(kinds)}")
+    found = Facts(**{name: facts[name] for name in kinds})
+    if found.layout not in LAYOUTS:
+        raise ValueError(f"it has the layout {found.layout!r}, which is none of {', '.join(LAYOUTS)}")
+    if not all(isinstance(path, str) for path in found.empty):
+        raise ValueError("its lists without elements have no paths")
+    if not all(value is None or isinstance(value, (int, str)) for value in found.scalars.values()):
+        raise ValueError("its scalars are not ints, flags, strings and None")
+    if not all(isinstance(value, str) for value in found.metadata.values()):
+        raise ValueError("its metadata are not strings by name")
+    return found
+
+
+def sums_text(sums: Sequence[Sums]) -> str:
+    return "".join(f"{crc:08x}" for each in sums for crc in each)
+
+
+def sums_of(text: str, tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """The checksums of each tensor; ValueError where their number is not that of the tensors' blocks."""
+    needed = sum(blocks(tensor.nbytes) for tensor in tensors.values())
+    if len(text) != 8 * needed or not set(text) <= set("0123456789abcdef"):
+        raise ValueError(f"it has no {needed} checksums for its {len(tensors)} tensors")
+    at, sums = 0, {}
+    for name, tensor in tensors.items():
+        stop = at + 8 * blocks(tensor.nbytes)
+        sums[name] = [int(text[i : i + 8], 16) for i in range(at, stop, 8)]
+        at = stop
+    return sums

@@ -1,0 +1,110 @@
+"""Writing safetensors, one tensor after the other: no copy of all of them is ever made.
+
+The header names a checksum of each tensor, which is known only when it has been written; so the header is written
+twice, at first with zeros in their places.
+
+compact    header | 0.0 | 0.1 | 0.2
+mappable   header and spaces | 0.0 | padding.0 | 0.1 | padding.1       each tensor at a multiple of 16 KiB
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import BinaryIO, NamedTuple
+
+import mlx.core as mx
+
+from .checksums import BLOCK, Sums, blocks
+from .safetensors_header import DTYPES, LENGTH_MOST, NAMES, check_amount, with_seal
+
+PAGE = 16384
+"""Apple's pages are this long; elsewhere they are shorter and divide it."""
+
+
+PADDING = "padding."
+"""How the names of the tensors that fill gaps begin."""
+
+
+class Item(NamedTuple):
+    """What goes into a file: a tensor, or bytes in place of one."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    content: mx.array | bytes
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * DTYPES[self.dtype].size
+
+
+def item_of(name: str, array: mx.array) -> Item:
+    return Item(name, NAMES[array.dtype], array.shape, array)
+
+
+def with_padding(items: Sequence[Item]) -> list[Item]:
+    """The items with bytes between them so that each begins at a page, and the last one's pages are whole."""
+    padded, gaps = [], 0
+    for item in items:
+        padded.append(item)
+        rest = -item.nbytes % PAGE
+        if rest:
+            padded.append(Item(f"{PADDING}{gaps}", "U8", (rest,), bytes(rest)))
+            gaps += 1
+    return padded
+
+
+def header_bytes(items: Sequence[Item], metadata: Mapping[str, str], page: int) -> bytes:
+    """Length and header; the data behind it starts at a multiple of `page` bytes."""
+    document: dict[str, object] = {"__metadata__": metadata}
+    at = 0
+    for item in items:
+        document[item.name] = {"dtype": item.dtype, "shape": item.shape, "data_offsets": [at, at + item.nbytes]}
+        at += item.nbytes
+    text = json.dumps(document, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % page)
+    return len(text).to_bytes(8, "little") + with_seal(text)
+
+
+def check_header(header: bytes) -> None:
+    """Refuse what no reader would take."""
+    if len(header) > LENGTH_MOST:
+        raise ValueError(f"the metadata takes {len(header)} bytes, and {LENGTH_MOST} are the most")
+    check_amount(header[8:])
+
+
+def write_items(file: BinaryIO, items: Sequence[Item], header: Callable[[Sequence[Sums]], bytes]) -> None:
+    """Write a file.
+
+    Args:
+        file: empty, and seekable.
+        items: the tensors in the order of the file.
+        header: gives length and header for the checksums of each item; of the same size whatever those are.
+    """
+    file.write(header([[0] * blocks(item.nbytes) for item in items]))
+    sums = [_write(file, item.content) for item in items]
+    file.seek(0)
+    file.write(header(sums))
+
+
+def _write(file: BinaryIO, content: mx.array | bytes) -> list[int]:
+    view = memoryview(content) if isinstance(content, bytes) else bytes_of(content)
+    sums = []
+    for at in range(0, len(view), BLOCK):
+        block = view[at : at + BLOCK]
+        sums.append(zlib.crc32(block))
+        file.write(block)
+    return sums
+
+
+def bytes_of(array: mx.array) -> memoryview:
+    """The bytes of an array in row-major order, which it keeps alive."""
+    if not array.size:
+        return memoryview(b"")
+    words = DTYPES[NAMES[array.dtype]].words
+    # A GPU has no float64, and needs none to look at its bytes.
+    with mx.stream(mx.cpu if array.dtype == mx.float64 else mx.default_device()):
+        whole = mx.contiguous(array if array.ndim else array[None]).view(words)
+        mx.eval(whole)
+    return memoryview(whole).cast("B")  # type: ignore[arg-type]
