@@ -96,6 +96,8 @@ def against_expected(
         yield from _offsets(seen, expected, not holding.batched)
     if seen.aliased is not None:
         yield Difference("aliased", f"{seen.aliased} changed under its holder", "unchanged")
+    if seen.unanswered is not None:
+        yield Difference("unanswered", seen.unanswered, "answered, whatever is held")
     if expected.front is not None and seen.front != expected.front:
         yield Difference("start_position", str(seen.front), str(expected.front))
     if expected.states is not None:

@@ -17,7 +17,7 @@ from conformance.trace import Step, Trace
 VERDICTS = ("refusal", "crash", "half-applied")
 """Observables of whether a call was done or refused; a finding is named by why it should have been refused."""
 
-SOFT = ("aliased", "size", "empty", "trimmable")
+SOFT = ("aliased", "unanswered", "size", "empty", "trimmable")
 """Observables after which the caches are still in step."""
 
 

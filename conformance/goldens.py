@@ -20,7 +20,7 @@ from conformance.payload import Storage
 from conformance.recorded import RecordedPayload, TwoLevelRecorded
 from conformance.trace import Trace, TraceError, load, save
 
-EXTRAS = ("upstream", "aliased", "empty", "trimmable")
+EXTRAS = ("upstream", "aliased", "unanswered", "empty", "trimmable")
 """Checks that only a deviation has, at its last step."""
 
 

@@ -410,7 +410,7 @@ LINT: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a check that is not known": (
         lambda p: edited(p / "ring_wrapped.json", lambda d: d["steps"][3]["checks"].update(colour=1)),
-        "which is none of 13 things",
+        "which is none of 15 things",
     ),
     "edited by hand": (
         lambda p: edited(p / "ring_wrapped.json", lambda d: None),
@@ -462,12 +462,16 @@ def test_the_schema_is_in_step_with_the_operations() -> None:
         for field in fields(cls):
             declared = str(field.type).removesuffix(" | None")
             found = definition["properties"][field.name]
-            if declared.startswith("tuple"):
+            if field.name in ("kind", "children"):
+                assert "#/$defs/" in str(found)
+            elif declared.startswith("tuple"):
                 inner = {"str": "string", "int": "integer"}[declared[6:9]]
                 assert (found["type"], found["items"]["type"]) == ("array", inner)
             elif "enum" in found:
-                assert found["enum"] == list({"kind": ops.KINDS, "variant": ops.VARIANTS}[field.name])
+                assert field.name == "variant" and found["enum"] == list(ops.VARIANTS)
             else:
                 assert found["type"] == kinds[declared]
+    assert definitions["kind"]["enum"] == list(ops.KINDS)
+    assert set(definitions["child"]["properties"]) == {f.name for f in fields(ops.Child)}
     config = schema["properties"]["config"]
-    assert set(config["properties"]) == set(config["required"]) == {f.name for f in fields(Config)}
+    assert set(config["properties"]) == {*config["required"], "two_level"} == {f.name for f in fields(Config)}

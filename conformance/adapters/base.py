@@ -54,6 +54,8 @@ class Observation:
     empty: bool | None = True
     trimmable: bool | None = True
     """None for these three where they were not observed, as in a golden: then they are not compared."""
+    unanswered: str | None = None
+    """`nbytes`, `size` or another question that raised an exception. It should name none."""
     result: int | None = None
     """What `trim` returned."""
     mask: str | Storage | None = None

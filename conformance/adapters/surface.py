@@ -188,9 +188,13 @@ class SurfaceAdapter:
         return self._observed(self.caches[name], Observation(**seen))
 
     def _observed(self, cache: Any, seen: Observation) -> Observation:
-        if not (cache and isinstance(cache.nbytes, int)):
-            raise AdapterError(f"{type(cache).__name__} is falsy or its nbytes is no int")
-        seen = replace(seen, size=cache.size(), empty=cache.empty(), trimmable=cache.is_trimmable())
+        if not cache:
+            raise AdapterError(f"{type(cache).__name__} is falsy")
+        seen = replace(seen, unanswered=_unanswered(cache))
+        if seen.unanswered is None:
+            seen = replace(seen, size=cache.size(), empty=cache.empty(), trimmable=cache.is_trimmable())
+        else:
+            seen = replace(seen, size=None, empty=None, trimmable=None)
         if self._is(cache, "CacheList"):
             before = seen.children or (Observation(),) * len(cache.caches)
             pairs = zip(cache.caches, before, strict=True)
@@ -235,6 +239,19 @@ def _to_mlx(x: Storage | None, inputs: Inputs) -> mx.array:
     assert x is not None
     made = mx.array(x)
     return made.view(mx.bfloat16) if inputs.dtype == "bfloat16" else made
+
+
+def _unanswered(cache: Any) -> str | None:
+    """The question that raised: each must be answered, whatever the cache holds."""
+    for name in ("nbytes", "size", "empty", "is_trimmable"):
+        try:
+            answer = getattr(cache, name)
+            answer = answer() if callable(answer) else answer
+        except Exception as error:
+            return f"{name} raised {type(error).__name__}"
+        if not isinstance(answer, int):
+            return f"{name} is {answer!r}"
+    return None
 
 
 def _rows(keys: Any) -> int | None:

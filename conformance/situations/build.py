@@ -89,6 +89,43 @@ def batch_ring(max_size: int, *padding: int, rows: str = "abcdef", cache: str = 
     return ops.New(cache, "BatchRotatingKVCache", tuple(rows[: len(padding)]), padding, max_size)
 
 
+def quantized(bits: int = 8, group_size: int = 32, rows: str = "a", cache: str = "x") -> ops.New:
+    """`QuantizedKVCache(group_size, bits)`."""
+    return ops.New(cache, "QuantizedKVCache", tuple(rows), group_size=group_size, bits=bits)
+
+
+def concatenating(rows: str = "a", cache: str = "x") -> ops.New:
+    """`ConcatenateKVCache()`."""
+    return ops.New(cache, "ConcatenateKVCache", tuple(rows))
+
+
+def chunked(chunk_size: int, rows: str = "a", cache: str = "x") -> ops.New:
+    """`ChunkedKVCache(chunk_size)`."""
+    return ops.New(cache, "ChunkedKVCache", tuple(rows), chunk_size=chunk_size)
+
+
+def arrays(slots: int, rows: str = "a", padding: Sequence[int] | None = None, cache: str = "x") -> ops.New:
+    """`ArraysCache(slots, left_padding)`."""
+    given = None if padding is None else tuple(padding)
+    return ops.New(cache, "ArraysCache", tuple(rows), left_padding=given, slots=slots)
+
+
+def several(*children: ops.Child, rows: str = "a", padding: Sequence[int] | None = None, cache: str = "x") -> ops.New:
+    """`CacheList(*children)`."""
+    given = None if padding is None else tuple(padding)
+    return ops.New(cache, "CacheList", tuple(rows), left_padding=given, children=children)
+
+
+def slide(cache: str = "x") -> ops.TrimFront:
+    """`maybe_trim_front`."""
+    return ops.TrimFront(cache)
+
+
+def quantize(names: str, bits: int = 4, into: str = "y", cache: str = "x") -> ops.ToQuantized:
+    """`to_quantized(group_size=32, bits=bits)`."""
+    return ops.ToQuantized(cache, into, tuple(names), 32, bits)
+
+
 def feed(*tokens: int, cache: str = "x", window: int | None = None, array: bool = False) -> tuple[Part, ...]:
     """An update for each number."""
     return tuple(ops.Update(cache, count, window, array) for count in tokens)
