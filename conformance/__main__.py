@@ -1,4 +1,4 @@
-"""`python -m conformance [run|replay|record|lint]`.
+"""`python -m conformance [run|replay|record|lint|fuzz|kill-saves|files-bench]`.
 
 Exit codes: 0 all agree; 1 a divergence, a golden or a check that fails; 2 the call, a file or an implementation is
 unusable.
@@ -16,7 +16,7 @@ from conformance.adapters.registry import IMPLEMENTATIONS
 from conformance.trace import TraceError
 
 ROOT = Path(__file__).resolve().parent.parent
-VERBS = ("run", "replay", "record", "lint")
+VERBS = ("run", "replay", "record", "lint", "fuzz", "kill-saves", "files-bench")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,7 +50,28 @@ def parser() -> argparse.ArgumentParser:
 
     lint = verbs.add_parser("lint", help="check the files under goldens/ against their format")
     lint.add_argument("--directory", type=Path, default=ROOT / "goldens")
+
+    fuzz = verbs.add_parser("fuzz", help="load mutated files: an equal cache or the refusal, and nothing else")
+    fuzz.add_argument("--files", type=_count, default=10_000, help="mutated files (default: %(default)s)")
+    fuzz.add_argument("--seed", type=int, default=0, help="the same seed and code give the same files (default: 0)")
+    fuzz.add_argument("--only", type=int, default=None, help="the file of this number alone, as a finding names it")
+    fuzz.add_argument("--jobs", type=_count, default=None, help="processes (default: one a core, 4 at most)")
+    _findings(fuzz)
+
+    kill = verbs.add_parser("kill-saves", help="kill a process at random points of a save: the file stays whole")
+    kill.add_argument("--times", type=_count, default=200, help="kills (default: %(default)s)")
+    kill.add_argument("--seed", type=int, default=0, help="of the points (default: 0)")
+    _findings(kill)
+
+    bench = verbs.add_parser("files-bench", help="sizes and reload times of files, beside mlx-lm's")
+    bench.add_argument("--json", action="store_true", help="print one JSON object")
     return whole
+
+
+def _findings(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--directory", type=Path, default=Path(".divergences"), help="where files of findings are kept")
+    verb.add_argument("--json", action="store_true", help="print one JSON object, progress on stderr")
+    verb.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def _implementation(verb: argparse.ArgumentParser) -> None:
@@ -85,9 +106,22 @@ def main(argv: Sequence[str]) -> int:
             from conformance import record
 
             return record.main(arguments.directory, arguments.only)
-        from conformance import lint
+        if arguments.verb == "lint":
+            from conformance import lint
 
-        return lint.main(arguments.directory)
+            return lint.main(arguments.directory)
+        if arguments.verb == "fuzz":
+            from conformance import fuzz, run
+
+            arguments.jobs = arguments.jobs or run.default_jobs()
+            return fuzz.main(arguments)
+        if arguments.verb == "kill-saves":
+            from conformance import kill_saves
+
+            return kill_saves.main(arguments)
+        from conformance import files_bench
+
+        return files_bench.main(arguments)
     except (AdapterError, TraceError) as error:
         print(error, file=sys.stderr)
         return 2

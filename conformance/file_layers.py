@@ -13,7 +13,7 @@ Steps are plain data, `[what, how much]`, and so is what is seen at each:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,7 +164,8 @@ def content(layer: Layer) -> dict[str, Any]:
         data["slots"] = [slot(array) for array in cache.cache]
         for name in ("lengths", "left_padding"):
             numbers = getattr(cache, name)
-            data[name] = None if numbers is None else np.array(numbers).tolist()
+            # Counts of columns to come, which mlx-lm takes below 0.
+            data[name] = None if numbers is None else np.maximum(0, np.array(numbers)).tolist()
         return {**data, "dtypes": list(layer.dtypes), "fills": layer.fills}
     config = layer.config
     data["arrays"] = {"dtype": config.dtype, "heads": config.heads, "sizes": [config.key_dim, config.value_dim]}
@@ -212,9 +213,9 @@ def carry_on(layer: Layer, data: dict[str, Any]) -> None:
             carry_on(each, of_each)
         return
     held = content(layer)
-    for name, value in held.items():
-        if data[name] != value:
-            raise FileFault(f"{layer.kind}: {name} is {value}, but should be {data[name]}")
+    for name, should in data.items():
+        if name != "then" and held[name] != should:
+            raise FileFault(f"{layer.kind}: {name} is {held[name]}, but should be {should}")
     for number, expected in enumerate(data["then"], 1):
         seen = layer.step(expected["step"])
         for name, value in seen.items():
@@ -235,6 +236,26 @@ def _seen_only(rows: list[list[Any]], visible: list[list[list[int] | None]]) -> 
     """The columns that some token's query sees; others None."""
     seen = [{column for query in row if query is not None for column in query} for row in visible]
     return [[x if i in cols else None for i, x in enumerate(row)] for row, cols in zip(rows, seen, strict=True)]
+
+
+def leaves(caches: list[Any]) -> list[Any]:
+    """Classes, scalars, and arrays as (dtype, shape, bits)."""
+    found: list[Any] = []
+    for cache in caches:
+        found += [type(cache).__name__, *_leaves(cache.state)]
+    return found
+
+
+def _leaves(state: Any) -> Iterator[Any]:
+    if isinstance(state, list | tuple):
+        yield "("
+        for item in state:
+            yield from _leaves(item)
+        yield ")"
+    elif isinstance(state, mx.array):
+        yield str(state.dtype), state.shape, to_numpy(state).tobytes()
+    else:
+        yield state
 
 
 def to_numpy(x: mx.array) -> Storage:

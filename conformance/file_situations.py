@@ -200,7 +200,7 @@ SITUATIONS: tuple[FileSituation, ...] = (
         (
             arrays(
                 (("lengths", [5, 3]), ("fill", 0), ("fill", 1), ("advance", 2)),
-                (("mask", 4), ("advance", 1), ("mask", 3), ("fill", 0)),
+                (("mask", 3), ("advance", 1), ("mask", 2), ("fill", 0)),
                 rows=2,
             ),
         ),
