@@ -108,7 +108,7 @@ QUANTIZED: tuple[Situation, ...] = (
     ),
     situation(
         "quantized/rows",
-        "several rows of equal length",
+        "several rows of equal length in a quantized cache",
         "Quantized SeveralTokens",
         quantized(8, rows="ab"),
         feed(2, 1),
@@ -214,14 +214,14 @@ CONCATENATING: tuple[Situation, ...] = (
     ),
     situation(
         "concatenating/rows",
-        "several rows of equal length",
+        "several rows of equal length in a concatenating cache",
         "Concatenating SeveralTokens",
         concatenating("ab"),
         feed(2, 1),
     ),
     situation(
         "concatenating/bfloat16",
-        "bfloat16, two heads, values wider than keys",
+        "a concatenating cache in bfloat16, two heads, values wider than keys",
         "Concatenating OtherDtype OtherHeads",
         concatenating(),
         feed(3, 1),
@@ -229,7 +229,7 @@ CONCATENATING: tuple[Situation, ...] = (
     ),
     situation(
         "concatenating/copied",
-        "a copy goes on by itself",
+        "a copy of a concatenating cache goes on by itself",
         "Concatenating Copied",
         concatenating(),
         feed(2),
@@ -333,7 +333,7 @@ CHUNKED: tuple[Situation, ...] = (
     ),
     situation(
         "chunked/bfloat16",
-        "bfloat16, two heads, values wider than keys",
+        "a chunked cache in bfloat16, two heads, values wider than keys",
         "Chunked OtherDtype OtherHeads",
         chunked(3),
         feed(4),
@@ -506,7 +506,7 @@ ARRAYS: tuple[Situation, ...] = (
     ),
     situation(
         "arrays/copied",
-        "a copy goes on by itself",
+        "a copy of a recurrent state goes on by itself",
         "Recurrent Copied",
         arrays(1, "ab", (0, 1)),
         feed(2),
@@ -647,7 +647,7 @@ LISTS: tuple[Situation, ...] = (
     ),
     situation(
         "list/copied",
-        "a copy goes on by itself",
+        "a copy of a list goes on by itself",
         "List Copied",
         several(KV, KV),
         feed(2),
