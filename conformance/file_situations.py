@@ -184,6 +184,13 @@ SITUATIONS: tuple[FileSituation, ...] = (
         lost="the offset: this version tells it by the number of columns, of which a slid layer has fewer",
     ),
     FileSituation(
+        "chunked_fed_past_its_buffer",
+        "a chunked layer that slid and was fed until its tokens outnumbered the columns of its buffer",
+        (chunked((*feed(256), ("slide", 0), *feed(16)), feed(1)),),
+        generations=(OLD,),
+        lost="the offset: this version tells it by the number of columns, 264, where 272 tokens were fed",
+    ),
+    FileSituation(
         "arrays", "a recurrent layer with both slots filled", (arrays((("fill", 0), ("fill", 1)), RECURRENT),)
     ),
     FileSituation(
