@@ -107,6 +107,7 @@ class Judge:
                 work(caches)
             path.unlink()
         self.memory = Memory()
+        self.growth = 0
         self.largest = 0
         limit_address_space()
 
@@ -115,8 +116,8 @@ class Judge:
         path = self.directory / f"case-{of.number}.safetensors"
         path.write_bytes(of.content)
         self.largest = max(self.largest, len(of.content))
-        self.memory.begin()
         verdict = Verdict(of.number, of.mutations)
+        self.growth = 0
         for mode, options in MODES.items():
             try:
                 verdict.outcomes[mode] = self._load(of, path, mode, options)
@@ -124,16 +125,20 @@ class Judge:
                 verdict.outcomes[mode] = FOUND
                 verdict.findings.append(Finding(wrong.kind, f"{mode}: {wrong}", of.number))
         path.unlink()
-        verdict.growth = self.memory.growth()
         largest = len(of.content) if self.memory.precise else self.largest
-        if verdict.growth > SPARE + 2 * largest:
-            words = f"{verdict.growth} bytes of memory for a file of {len(of.content)}"
+        if self.growth > SPARE + 2 * largest:
+            words = f"{self.growth} bytes of memory for a file of {len(of.content)}"
             verdict.findings.append(Finding("memory", words, of.number))
+        verdict.growth = self.growth
         return verdict
 
     def _load(self, of: Case, path: Path, mode: str, options: dict[str, bool]) -> str:
+        self.memory.begin()
         try:
-            caches, metadata = self.loader.load_prompt_cache(str(path), return_metadata=True, **options)
+            try:
+                caches, metadata = self.loader.load_prompt_cache(str(path), return_metadata=True, **options)
+            finally:
+                self.growth = max(self.growth, self.memory.growth())
         except self.loader.PromptCacheFileError as refusal:
             if path.name not in str(refusal) or not isinstance(refusal, ValueError):
                 raise Wrong("refusal", f"a refusal that does not name the file: {refusal}") from refusal
