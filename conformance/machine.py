@@ -226,15 +226,15 @@ class CacheMachine(RuleBasedStateMachine):
         self._copy(ops.Copy, number)
 
     @precondition(room)
-    @rule(number=small)
-    def restore(self, number: int) -> None:
-        self._copy(ops.Restore, number)
+    @rule(number=small, via=st.sampled_from([None, None, *ops.VIAS]))
+    def restore(self, number: int, via: str | None) -> None:
+        self._copy(ops.Restore, number, via=via)
 
-    def _copy(self, kind: type[ops.Copy] | type[ops.Restore], number: int) -> None:
+    def _copy(self, kind: type[ops.Copy] | type[ops.Restore], number: int, **how: str | None) -> None:
         name = self.pick(number)
         if name:
             names = self.row_names(len(self.holdings[name].rows))
-            self.run(kind(name, self.cache_name(), names))
+            self.run(kind(name, self.cache_name(), names, **how))
 
     # -- feeding ------------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
 OPTIONAL = ("keep", "left_padding", "children")
 """Of these, the ones that may be left out."""
 
+VIAS = ("file", "mapped")
+
 VARIANTS = ("plain", "dtype", "heads", "head_dim", "rows", "uneven")
 """How an update's arrays differ from the trace's configuration (`plain`: they do not)."""
 
@@ -168,11 +170,13 @@ class Copy(Operation):
 
 @dataclass(frozen=True)
 class Restore(Operation):
-    """`from_state(state)` into `into`."""
+    """`from_state(state)` into `into`, or what a file of the cache is loaded as."""
 
     op = "restore"
     into: str
     names: tuple[str, ...]
+    via: str | None = None
+    """`"file"`: saved and loaded. `"mapped"`: saved mappable, and loaded through a mapping."""
 
 
 @dataclass(frozen=True)
@@ -295,6 +299,8 @@ def _fault(operation: Operation) -> str | None:
             return f"left_padding {list(padding)} for the rows {list(rows)}"
         case Update(variant=variant) if variant not in VARIANTS:
             return f"variant is {variant!r}, but should be one of {', '.join(VARIANTS)}"
+        case Restore(via=via) if via not in (None, *VIAS):
+            return f"via is {via!r}, but should be one of {', '.join(VIAS)}"
         case Filter(rows=rows, names=names) if len(rows) != len(names):
             return f"names {list(names)} for the rows {list(rows)}"
         case Merge(caches=caches, names=names) if len(caches) != len(names):

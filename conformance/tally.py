@@ -106,7 +106,8 @@ def is_early(ledger: Ledger, operation: ops.Operation) -> bool:
     return holding.pending and holding.announced != 0
 
 
-CACHE_SITUATIONS = ("first update", "one token", "several tokens", "window", "array asked for", "several rows")
+FILES = ("saved", "mapped")
+CACHE_SITUATIONS = ("first update", "one token", "several tokens", "window", "array asked for", "several rows", *FILES)
 RING_SITUATIONS = ("more than max_size", "wrapped one token", "wrapped several tokens", "max_size of 1")
 BATCH_SITUATIONS = (
     "left padding due",
@@ -122,8 +123,16 @@ BATCH_SITUATIONS = (
 )
 
 
-ARRAYS_SITUATIONS = ("one token", "several tokens", "several rows", *BATCH_SITUATIONS, "an unfilled slot", "zeros")
-LIST_SITUATIONS = ("one token", "several tokens", "several rows", *BATCH_SITUATIONS)
+ARRAYS_SITUATIONS = (
+    "one token",
+    "several tokens",
+    "several rows",
+    *BATCH_SITUATIONS,
+    "an unfilled slot",
+    "zeros",
+    *FILES,
+)
+LIST_SITUATIONS = ("one token", "several tokens", "several rows", *BATCH_SITUATIONS, *FILES)
 
 
 def reachable(kind: str) -> tuple[str, ...]:
@@ -177,6 +186,8 @@ def _situations(holding: Holding, operation: ops.Operation) -> list[str]:
             "no rows left": not operation.rows,
             "pending filter": holding.pending,
         }
+    if isinstance(operation, ops.Restore):
+        found |= {"saved": operation.via == "file", "mapped": operation.via == "mapped"}
     if isinstance(operation, ops.Extract):
         found["pending extract"] = holding.pending
     if isinstance(operation, ops.Extend):

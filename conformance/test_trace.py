@@ -56,6 +56,7 @@ OPERATIONS: list[ops.Operation] = [
     ops.New("x", "CacheList", ("a",), children=(ops.Child("CacheList", children=(ops.Child("KVCache"),)),)),
     ops.Update("x", 4, slot=1),
     ops.TrimFront("x"),
+    ops.Restore("x", "y", ("c",), "mapped"),
     ops.ToQuantized("x", "y", ("c",), 32, 4),
 ]
 
@@ -133,6 +134,7 @@ NEW = {"op": "new", "cache": "x", "kind": "KVCache", "rows": ["a"]}
         (NEW | {"kind": "CacheList", "children": ["KVCache"]}, "should be a list of objects"),
         (NEW | {"kind": "BatchKVCache", "left_padding": [1, 2]}, r"left_padding \[1, 2\] for the rows \['a'\]"),
         ({"op": "update", "cache": "x", "tokens": 1, "variant": "head"}, "variant is 'head', but should be one of"),
+        ({"op": "restore", "cache": "x", "into": "y", "names": [], "via": "air"}, "via is 'air', but should be one of"),
         ({"op": "filter", "cache": "x", "rows": ["a"], "names": []}, r"names \[\] for the rows \['a'\]"),
         ({"op": "merge", "cache": "x", "caches": [], "names": ["a"]}, r"names \['a'\] for the caches \[\]"),
     ],

@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -104,7 +105,7 @@ class SurfaceAdapter:
             case ops.Copy():
                 name, self.caches[operation.into] = operation.into, copy.deepcopy(cache)
             case ops.Restore():
-                name, self.caches[operation.into] = operation.into, type(cache).from_state(cache.state)
+                name, self.caches[operation.into] = operation.into, self._restored(cache, operation.via)
             case ops.TrimFront():
                 cache.maybe_trim_front()
             case ops.ToQuantized():
@@ -117,6 +118,18 @@ class SurfaceAdapter:
     def _is(self, cache: Any, kind: str) -> bool:
         """Whether the cache is of this kind, which a module need not have."""
         return isinstance(cache, getattr(self.module, kind, ()))
+
+    def _restored(self, cache: Any, via: str | None) -> Any:
+        if via is None:
+            return type(cache).from_state(cache.state)
+        # Only mlximpl maps files; another module's own file does for both.
+        mapped = via == "mapped" and hasattr(self.module, "MappedFile")
+        with TemporaryDirectory() as directory:
+            path = os.path.join(directory, "cache.safetensors")
+            self.module.save_prompt_cache(path, [cache], {}, **({"mappable": True} if mapped else {}))
+            (loaded,) = self.module.load_prompt_cache(path, **({"mmap": True} if mapped else {}))
+            mx.eval([leaf for _, leaf in _leaves(loaded.state, "state") if isinstance(leaf, mx.array)])
+        return loaded
 
     def _fetched(self, name: str) -> list[Any]:
         """The last fetch of a cache, or of each child of a list."""

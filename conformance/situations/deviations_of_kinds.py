@@ -301,6 +301,17 @@ ARRAYS: tuple[Deviation, ...] = (
         right="nothing is pending",
     ),
     deviation(
+        "D56-an-announcement-of-no-padding",
+        "an announcement without right padding leaves nothing pending",
+        "Recurrent",
+        arrays(1, "ab", (0, 0)),
+        prepare(2, 2),
+        feed(3),
+        about="visible",
+        does="masks the third token",
+        right="three tokens: no row has right pads",
+    ),
+    deviation(
         "D49-other-slots",
         "caches of other slots do not go together",
         "Recurrent Refusal",
