@@ -456,6 +456,19 @@ def swap_tensors(draw: Draw, content: bytes) -> bytes:
     return join(parts._replace(data=data[:a] + data[c:d] + data[b:c] + data[a:b] + data[d:]))
 
 
+def swap_words(draw: Draw, content: bytes) -> bytes:
+    """Two words or blocks near each other in the data change places: what a plain sum does not see."""
+    start = _header_end(content)
+    size = draw.random.choice((1, 4, 8, 64, 256, 4096))
+    count = (len(content) - start) // size
+    if count < 2:
+        return flip_data(draw, content)
+    i = draw.random.randrange(count)
+    j = min(count - 1, i + draw.random.randint(1, 64))
+    (a, b), (c, d) = ((start + k * size, start + (k + 1) * size) for k in (i, j))
+    return content[:a] + content[c:d] + content[b:c] + content[a:b] + content[d:] if i < j else content
+
+
 def resealed(mutation: Mutation) -> Mutation:
     """A mutation whose file has the right checksum again, so that what lies behind it is reached."""
 
@@ -486,6 +499,7 @@ MUTATIONS: dict[str, Mutation] = {
         edit_json,
         splice,
         swap_tensors,
+        swap_words,
     )
 }
 WEIGHTS = {"edit-entry": 3, "edit-names": 2, "edit-metadata": 5, "edit-json": 2}

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +20,7 @@ from conformance.file_seeds import Seed, reseal, seeds
 from conformance.fuzz import as_json, finding_text, fuzz, summary
 from conformance.fuzz_judge import FOUND, LAWFUL, REFUSED, case
 from conformance.fuzz_workers import FuzzError
-from conformance.mutations import MUTATIONS, RESEALED, join, split
+from conformance.mutations import MUTATIONS, RESEALED, Draw, join, split, swap_words
 
 LOADERS = "conformance.meta.broken_loaders"
 FEW = ("compact/kv_layers", "mappable/ring_wrapped", "mlx-lm-0.32.2/kv_trimmed", "mlx-lm-0.31.3/ring_wrapped")
@@ -60,7 +61,7 @@ def test_every_mutation_is_drawn_and_changes_files(every: list[Seed]) -> None:
         drawn.update(of.mutations[:1])
         changed.update(of.mutations[:1] if of.content != of.seed.content else ())
     assert drawn.keys() == MUTATIONS.keys() | RESEALED.keys()
-    assert all(changed[name] > drawn[name] * 0.7 for name in drawn), (drawn, changed)
+    assert all(changed[name] > drawn[name] * 0.4 for name in drawn), (drawn, changed)
 
 
 def test_the_seal_is_what_mlximpl_writes(every: list[Seed]) -> None:
@@ -128,6 +129,18 @@ def test_a_long_file_takes_no_more_than_twice_its_size(tmp_path: Path) -> None:
     assert not result.failed, result.findings
     if sys.platform == "linux":  # elsewhere a process that has loaded it once cannot tell
         assert list(fuzz(long, range(1), 0, 1, tmp_path, f"{LOADERS}:copying").findings) == ["memory"]
+
+
+def test_words_of_a_long_tensor_that_change_places_are_seen(every: list[Seed], tmp_path: Path) -> None:
+    content = next(seed.content for seed in every if seed.name == "compact/long tensors")
+    path = tmp_path / "swapped.safetensors"
+    for number in range(100):
+        swapped = swap_words(Draw(Random(number), ()), content)
+        path.write_bytes(swapped)
+        if swapped != content:
+            with pytest.raises(mlximpl.PromptCacheFileError):
+                mlximpl.load_prompt_cache(path)
+                pytest.fail(f"swap {number} was not seen")
 
 
 def test_a_finding_is_told_once(few: list[Seed], tmp_path: Path) -> None:
