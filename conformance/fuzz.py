@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import mlximpl
+from conformance.adapters.surface import set_device
 from conformance.file_seeds import Seed, seeds
 from conformance.fuzz_judge import EQUAL, FOUND, LAWFUL, REFUSED, Finding, Verdict, case
 from conformance.fuzz_workers import SECONDS, FuzzError, verdicts
@@ -155,6 +156,7 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def main(arguments: Any) -> int:
     """The verb; returns the exit code."""
+    set_device()
     console = Console(stderr=arguments.json)
     numbers = range(arguments.files) if arguments.only is None else [arguments.only]
     columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

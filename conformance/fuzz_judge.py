@@ -279,8 +279,11 @@ class Memory:
 
 
 def limit_address_space() -> None:
-    """On Linux, let an allocation of what a header merely claims fail at once, instead of swapping."""
-    if sys.platform == "linux":
+    """On Linux, let an allocation of what a header merely claims fail at once, instead of swapping.
+
+    A GPU's driver claims far more for itself.
+    """
+    if sys.platform == "linux" and mx.default_device() == mx.cpu:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + ADDRESS_SPACE
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))

@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from signal import Signals
 
+from conformance.adapters.surface import set_device
 from conformance.file_seeds import Seed
 from conformance.fuzz_judge import FOUND, MODES, Finding, Judge, Verdict, case
 from conformance.saver import named
@@ -32,6 +33,7 @@ class FuzzError(Exception):
 def serve(channel: Connection, loader: str, every: list[Seed], seed: int, directory: str) -> None:
     """Judge the files whose numbers are sent, until None is."""
     try:
+        set_device()
         judge = Judge(every, named(loader), Path(directory))
     except Exception as error:
         channel.send(f"{type(error).__name__}: {error}")

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import mlximpl
+from conformance.adapters.surface import set_device
 from conformance.file_layers import leaves
 from conformance.saver import NOTE, named, rehearsal, two_caches
 
@@ -211,6 +212,7 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def main(arguments: Any) -> int:
     """The verb; returns the exit code."""
+    set_device()
     console = Console(stderr=arguments.json)
     columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=arguments.quiet) as progress:

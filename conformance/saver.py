@@ -21,6 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 import mlximpl
+from conformance.adapters.surface import set_device
 
 WRITING = ("open", "write", "writelines", "pwrite", "writev", "flush", "close", "truncate", "save_safetensors")
 MOVING = ("fsync", "fdatasync", "fcntl", "replace", "rename", "link", "unlink", "remove")
@@ -90,6 +91,7 @@ def main(words: list[str]) -> None:
     parser.add_argument("note", help="where to say what is being done")
     parser.add_argument("--saver", default="mlximpl", help="what has save_prompt_cache: `module` or `module:attribute`")
     arguments = parser.parse_args(words)
+    set_device()
     save = named(arguments.saver).save_prompt_cache
     caches = two_caches()
     with open(arguments.note, "r+b") as note:
