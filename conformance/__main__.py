@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
 
     run = verbs.add_parser("run", help="goldens, then random sequences (the default verb)")
     _implementation(run)
-    run.add_argument("--sequences", type=_count, default=2400, help="random sequences (default: %(default)s)")
+    run.add_argument("--sequences", type=_count, default=4320, help="random sequences (default: %(default)s)")
     run.add_argument(
         "--seed",
         type=int,

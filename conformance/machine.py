@@ -463,10 +463,17 @@ class CacheMachine(RuleBasedStateMachine):
         if name and solo:
             self.run(ops.Extend(name, solo, ("zz",) * len(self.holdings[solo].rows)))
 
+    @precondition(lambda self: self.room() and self.pick(0, lambda h: h.pending) is not None)
+    @rule(number=small, row=small, fed=st.integers(0, 3))
+    def extract_in_mid_prefill(self, number: int, row: int, fed: int) -> None:
+        self._extract(self.pick(number, lambda holding: holding.pending), row, fed)
+
     @precondition(lambda self: self.room() and self.pick_batch(0) is not None)
     @rule(number=small, row=small, fed=st.integers(0, 3))
     def extract(self, number: int, row: int, fed: int) -> None:
-        name = self.pick_batch(number)
+        self._extract(self.pick_batch(number), row, fed)
+
+    def _extract(self, name: str | None, row: int, fed: int) -> None:
         if name is None:
             return
         held = [r.name for r in self.holdings[name].rows] or ["zz"]
