@@ -1,7 +1,7 @@
 """A process that saves two caches over one file, in turn, until it is killed: `python -m conformance.saver`.
 
 It notes what it is doing in a file of 64 bytes that is mapped into memory, which outlives it, and can kill itself just
-before or after a given call of the operating system.
+before or after a given call of the operating system. It imports little, since it is started for each kill.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 import mlx.core as mx
 
 import mlximpl
-from conformance.adapters.surface import set_device
 
 WRITING = ("open", "write", "writelines", "pwrite", "writev", "flush", "close", "truncate", "save_safetensors")
 MOVING = ("fsync", "fdatasync", "fcntl", "replace", "rename", "link", "unlink", "remove")
@@ -91,7 +90,8 @@ def main(words: list[str]) -> None:
     parser.add_argument("note", help="where to say what is being done")
     parser.add_argument("--saver", default="mlximpl", help="what has save_prompt_cache: `module` or `module:attribute`")
     arguments = parser.parse_args(words)
-    set_device()
+    if device := os.environ.get("MLXIMPL_DEVICE"):
+        mx.set_default_device(mx.cpu if device == "cpu" else mx.gpu)
     save = named(arguments.saver).save_prompt_cache
     caches = two_caches()
     with open(arguments.note, "r+b") as note:
