@@ -505,7 +505,7 @@ W, S = mx.zeros((1, 2, 3, 4), mx.uint32), mx.zeros((1, 2, 3, 1))
         (QuantizedKVCache, ((W, S, S.astype(mx.float16)), (W, S, S), 3, 32, 4), "one float dtype"),
         (QuantizedKVCache, ((W, S, S), (W, S, S), 3, 32, 8), "not 8 bits in groups of 32"),
         (QuantizedKVCache, ((W, S, S[:, :, :2]), (W, S, S), 3, 32, 4), "not 4 bits in groups of 32"),
-        (QuantizedKVCache, ((W, S[:, :, :2], S[:, :, :2]), (W, S, S), 3, 32, 4), "not 4 bits in groups of 32"),
+        (QuantizedKVCache, ((W, S[:, :, :2], S), (W, S, S), 3, 32, 4), "not 4 bits in groups of 32"),
         (QuantizedKVCache, ((W, S, S[0]), (W, S, S), 3, 32, 4), "three 4-D arrays"),
         (QuantizedKVCache, ((W, S, S), tuple(x[:, :, :2] for x in (W, S, S)), 2, 32, 4), "differ in rows, heads"),
         (QuantizedKVCache, ((W, S, S), (W, S, S), 4, 32, 4), "offset must be from 0 to 3, not 4"),
