@@ -16,13 +16,16 @@ from conformance.ledger import MERGEABLE, Holding
 from conformance.machine import CacheMachine, flag, small, window
 from conformance.payload import DTYPES, Config
 
+NO_RULE: Any = None
+"""In the place of a rule."""
+
 QUANTIZATIONS = tuple((group_size, bits) for bits in (2, 3, 4, 5, 6, 8) for group_size in (32, 64))
 
 
 class QuantizedMachine(CacheMachine):
     """Quantized caches, made as such or of a KVCache."""
 
-    begin = None
+    begin = NO_RULE
 
     @initialize(
         dtype=st.sampled_from(DTYPES),
@@ -37,8 +40,8 @@ class QuantizedMachine(CacheMachine):
         self.run(self._new_solo(1))
 
     def _new_solo(self, rows: int, keep: int = 0) -> ops.New:
-        how = {"group_size": self.group_size, "bits": self.bits}
-        return ops.New(self.cache_name(), self.kind, self.row_names(rows), **how)
+        name, names = self.cache_name(), self.row_names(rows)
+        return ops.New(name, self.kind, names, group_size=self.group_size, bits=self.bits)
 
     @precondition(CacheMachine.room)
     @rule()
@@ -70,7 +73,7 @@ class QuantizedMachine(CacheMachine):
 class ChunkedMachine(CacheMachine):
     """A cache that forgets what no later chunk may see; it makes no masks."""
 
-    begin = mask = None
+    begin = mask = NO_RULE
 
     @initialize(
         dtype=st.sampled_from(DTYPES),
@@ -113,8 +116,8 @@ class ChunkedMachine(CacheMachine):
 class ArraysMachine(CacheMachine):
     """Recurrent state, alone and in batches."""
 
-    begin = mask = update_of_any_shape = extend_by_another_kind = None
-    trim_everything = feed_and_trim = wrap_and_trim = None
+    begin = mask = update_of_any_shape = extend_by_another_kind = NO_RULE
+    trim_everything = feed_and_trim = wrap_and_trim = NO_RULE
 
     @property
     def batching(self) -> bool:
@@ -183,7 +186,7 @@ def _kinds(*children: ops.Child) -> tuple[ops.Child, ...]:
 class ListMachine(CacheMachine):
     """Lists of mixed kinds: what each child shows, and that all of them change or none."""
 
-    begin = update_of_any_shape = None
+    begin = update_of_any_shape = NO_RULE
     row_limit = 24
 
     @property

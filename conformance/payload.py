@@ -80,7 +80,7 @@ class Payload(Protocol):
     """Where a trace's arrays come from, and which token an array shows."""
 
     def arrays(self, where: str, tags: Ints, positions: Ints, config: Config) -> tuple[Storage, Storage]:
-        """The keys and values of the tokens (B, N) fed at a step: its number, in a list `.` and the child's behind it."""
+        """The keys and values of the tokens (B, N) of a step: its number, in a list the child's behind it (`7.0`)."""
 
     def decode(self, x: Storage, role: str, config: Config) -> tuple[Ints, Ints]:
         """The tags and positions (B, T) of keys or values (B, H, T, D); PAD or UNKNOWN where it is no token."""

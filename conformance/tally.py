@@ -143,7 +143,7 @@ def reachable(kind: str) -> tuple[str, ...]:
         return LIST_SITUATIONS
     found: tuple[str, ...] = CACHE_SITUATIONS
     if kind == "ChunkedKVCache":
-        found = tuple(s for s in found if s not in ("window", "array asked for")) + ("slid",)
+        found = (*(s for s in found if s not in ("window", "array asked for")), "slid")
     if "Rotating" in kind:
         found += RING_SITUATIONS
     if kind == "RotatingKVCache":
