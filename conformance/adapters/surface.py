@@ -51,7 +51,10 @@ class SurfaceAdapter:
         names = [name for name in _involved(operation) if name in self.caches]
         involved = [self.caches[name] for name in names]
         # What is handed out may be made when it is asked for, so this comes before the fields are noted.
-        held = [leaf for cache in involved for leaf in _snapshot(cache)]
+        try:
+            held = [leaf for cache in involved for leaf in _snapshot(cache)]
+        except Exception as error:
+            return Observation(crashed=f"asked for its state, {type(error).__name__}: {error}")
         held += [leaf for name in names for leaf in _leaves(self._fetched(name), "fetch")]
         frozen = [_frozen(value) for _, value in held]
         before = [_fields(cache) for cache in involved]
