@@ -13,19 +13,21 @@ from .safetensors_header import DTYPES, SIZE_MOST, Tensor
 from .safetensors_reader import as_dtype
 from .safetensors_writer import PAGE
 
+FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
 
 def adopt(mapped: MappedFile, tensor: Tensor) -> mx.array | None:
     """The tensor as an array over the mapping's pages, which it keeps mapped; None where MLX would have to copy.
 
     The tensor must begin at a page, and its last page must lie within the file whole.
     """
-    dtype, size, form, _ = DTYPES[tensor.dtype]
+    dtype, size, _, _ = DTYPES[tensor.dtype]
     if not tensor.nbytes:
         return mx.zeros(tensor.shape, dtype)
     length = -(-tensor.nbytes // PAGE) * PAGE
     if tensor.start % PAGE or tensor.start + length > mapped.size or length // size > SIZE_MOST:
         return None
-    pages: Any = mapped.view(tensor.start, length).cast(form)  # type: ignore[call-overload]
+    pages: Any = mapped.view(tensor.start, length).cast(FORMATS[size])  # type: ignore[call-overload]
     try:
         words = mx.from_dlpack(pages, copy=False)
     except (TypeError, ValueError, RuntimeError):

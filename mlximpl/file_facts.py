@@ -1,9 +1,9 @@
 """What mlximpl's own files say of themselves: JSON in the metadata entry "2.0", which mlx-lm does not look at.
 
-seal      crc32 of the header with zeros in this place, the first thing in it
+seal      checksums of the header with zeros in this place, the first thing in it
 format    1
 layout    "compact" or "mappable"
-crc32     the checksums of every tensor but padding in the header's order, eight hex digits each
+checksums of every tensor but padding in the header's order, eight hex digits each
 mlx_lm    whether mlx-lm 0.32 reads the file right
 empty     paths of lists without elements
 scalars   in mappable files: ints, flags, strings and None by path; compact files have tensors for them
@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .checksums import Sums, blocks
 from .safetensors_header import SEAL_WIDTH, Tensor, parse_json
 
 FORMAT = 1
@@ -24,7 +23,7 @@ PLACE = "2.0"
 
 class Facts(NamedTuple):
     layout: str
-    crc32: str
+    checksums: str
     mlx_lm: bool
     empty: list[str]
     scalars: dict[str, Any]
@@ -45,7 +44,7 @@ def read_facts(text: str) -> Facts:
     version = facts.get("format") if isinstance(facts, dict) else None
     if version != FORMAT or isinstance(version, bool):
         raise ValueError(f"it has the format {version!r} of mlximpl, but {FORMAT} is the one known here")
-    kinds = {"layout": str, "crc32": str, "mlx_lm": bool, "empty": list, "scalars": dict, "metadata": dict}
+    kinds = {"layout": str, "checksums": str, "mlx_lm": bool, "empty": list, "scalars": dict, "metadata": dict}
     if facts.keys() != {"seal", "format", *kinds} or any(not isinstance(facts[n], kind) for n, kind in kinds.items()):
         raise ValueError(f"what it says of itself is not {', '.join(kinds)}")
     found = Facts(**{name: facts[name] for name in kinds})
@@ -60,18 +59,12 @@ def read_facts(text: str) -> Facts:
     return found
 
 
-def sums_text(sums: Sequence[Sums]) -> str:
-    return "".join(f"{crc:08x}" for each in sums for crc in each)
+def checksums_text(checksums: Sequence[int]) -> str:
+    return "".join(f"{checksum:08x}" for checksum in checksums)
 
 
-def sums_of(text: str, tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    """The checksums of each tensor; ValueError where their number is not that of the tensors' blocks."""
-    needed = sum(blocks(tensor.nbytes) for tensor in tensors.values())
-    if len(text) != 8 * needed or not set(text) <= set("0123456789abcdef"):
-        raise ValueError(f"it has no {needed} checksums for its {len(tensors)} tensors")
-    at, sums = 0, {}
-    for name, tensor in tensors.items():
-        stop = at + 8 * blocks(tensor.nbytes)
-        sums[name] = [int(text[i : i + 8], 16) for i in range(at, stop, 8)]
-        at = stop
-    return sums
+def checksums_of(text: str, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The checksum of each tensor; ValueError where their number is another."""
+    if len(text) != 8 * len(tensors) or not set(text) <= set("0123456789abcdef"):
+        raise ValueError(f"it has no {len(tensors)} checksums for its tensors")
+    return {name: int(text[8 * i : 8 * i + 8], 16) for i, name in enumerate(tensors)}

@@ -5,7 +5,7 @@
 
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
 import mlx.core as mx
@@ -13,18 +13,23 @@ import mlx.core as mx
 from .atomic_file import replacing
 from .cache import AnyCache
 from .cache_list import CacheList
-from .checksums import Sums, blocks, check_views
+from .checksums import SHORT, check_sum, checksum_of
 from .dlpack import adopt
 from .file_error import PromptCacheFileError
-from .file_facts import PLACE, Facts, read_facts, sums_of, sums_text
+from .file_facts import PLACE, Facts, checksums_of, checksums_text, read_facts
 from .kinds import KINDS
 from .mapped_file import MappedFile
 from .mlx_lm_files import Listing, mlx_lm_keeps, mlx_lm_reads, newer_states, read_listing
 from .safetensors_header import Tensor, read_header
-from .safetensors_reader import Arrays, read_bytes, read_tensors
+from .safetensors_reader import Read, read_tensors, reader_of
 from .safetensors_writer import PADDING, PAGE, Item, check_header, header_bytes, item_of, with_padding, write_items
+from .scalars import check_scalar, read_scalar, scalar_item
 from .state_tree import flatten, unflatten
 
+AT_ONCE = 1 << 20
+"""A file of up to so many bytes is read at once."""
+
+Arrays = dict[str, mx.array]
 Path = str | os.PathLike[str]
 
 
@@ -58,7 +63,7 @@ def save_prompt_cache(
     kept = {key: value for key, value in user.items() if mlx_lm_keeps(key, value)}
     facts = Facts(
         layout="mappable" if mappable else "compact",
-        crc32="",
+        checksums="",
         mlx_lm=not mappable and not empty and _mlx_lm_reads(classes, states, items),
         empty=empty,
         scalars=scalars,
@@ -70,12 +75,12 @@ def save_prompt_cache(
         **{f"2.{i}.{n}": word for i, words in enumerate(listed, 1) for n, word in enumerate(words)},
     }
 
-    def header(sums: Sequence[Sums]) -> bytes:
-        own = [each for item, each in zip(items, sums, strict=True) if not item.name.startswith(PADDING)]
-        text = facts._replace(crc32=sums_text(own)).text()
+    def header(checksums: Sequence[int]) -> bytes:
+        own = [each for item, each in zip(items, checksums, strict=True) if not item.name.startswith(PADDING)]
+        text = facts._replace(checksums=checksums_text(own)).text()
         return header_bytes(items, {PLACE: text, **entries}, PAGE if mappable else 8)
 
-    check_header(header([[0] * blocks(item.nbytes) for item in items]))
+    check_header(header([0] * len(items)))
     with replacing(path) as file:
         write_items(file, items, header)
 
@@ -116,32 +121,12 @@ def _contents(states: list[Any], mappable: bool) -> tuple[list[Item], list[tuple
         elif isinstance(leaf, list):
             empty.append(path)
         elif mappable:
-            scalars[path] = _checked_scalar(path, leaf)
+            scalars[path] = check_scalar(path, leaf)
         else:
-            kind, item = _scalar(path, leaf)
+            kind, item = scalar_item(path, leaf)
             items.append(item)
             listed.append((path, kind))
     return items, listed, scalars, empty
-
-
-def _checked_scalar(path: str, leaf: object) -> object:
-    if leaf is None or isinstance(leaf, str) or (isinstance(leaf, int) and -(2**63) <= leaf < 2**63):
-        return leaf
-    raise ValueError(f"the state's value at {path} cannot be saved: {leaf!r}")
-
-
-def _scalar(path: str, leaf: Any) -> tuple[str, Item]:
-    """The tensor that mlx-lm writes for a value that is no array, and its type."""
-    _checked_scalar(path, leaf)
-    if leaf is None:
-        return "none", Item(path, "F32", (0,), b"")
-    if isinstance(leaf, str):
-        code_points = leaf.encode("utf-32-le", "surrogatepass")
-        return "string", Item(path, "I32" if leaf else "F32", (len(leaf),), code_points)
-    if isinstance(leaf, bool):
-        return "scalar", Item(path, "BOOL", (), bytes([leaf]))
-    width = 4 if -(2**31) <= leaf < 2**31 else 8
-    return "scalar", Item(path, f"I{8 * width}", (), leaf.to_bytes(width, "little", signed=True))
 
 
 @overload
@@ -199,78 +184,70 @@ def _load(path: str, number: int, mmap: bool, verify: bool) -> tuple[list[Any], 
         raise IsADirectoryError(21, "is a directory", path)
     if not stat.S_ISREG(info.st_mode):
         raise ValueError("it is no ordinary file")
-    header = read_header(lambda offset, length: read_bytes(number, offset, length), info.st_size)
+    size, read = info.st_size, reader_of(number)
+    if size <= AT_ONCE:
+        read = _within(read(0, size))
+    header = read_header(read, size)
     listing = read_listing(header.metadata)
-    tensors, facts, sums = header.tensors, None, None
+    tensors, facts, checksums = header.tensors, None, {}
     if listing.facts:
         if not header.sealed:
             raise ValueError("its header was changed after it was saved")
         facts = read_facts(listing.facts)
         if facts.layout == "mappable":
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PADDING)}
-        sums = sums_of(facts.crc32, tensors)
-    checked = sums if verify or not mmap else None
+        checksums = checksums_of(facts.checksums, tensors)
+    if mmap and not verify:
+        # Scalars say how the tensors are to be read, like the header, and are always checked.
+        checksums = {name: checksum for name, checksum in checksums.items() if name in listing.scalars}
+    for name in listing.scalars:
+        if name not in tensors or tensors[name].nbytes > SHORT:
+            raise ValueError(f"{name[:80]!r} is listed as a scalar, but there is no short tensor of that name")
     arrays = None
-    if mmap and facts is not None and facts.layout == "mappable":
-        arrays = _mapped(path, tensors, checked)
+    if mmap and facts is not None and facts.layout == "mappable" and not listing.scalars:
+        arrays = _mapped(path, tensors, checksums)
+    contents: Mapping[str, bytes] = {}
     if arrays is None:
-        arrays = read_tensors(number, tensors, checked)
-    caches = _caches(listing, _states(listing, facts, arrays))
-    mx.eval([leaf for cache in caches for _, leaf in flatten(cache.state) if isinstance(leaf, mx.array)])
+        arrays, contents = read_tensors(number, read, tensors, checksums, listing.scalars)
+    leaves = _leaves(listing, facts, tensors, arrays, contents)
+    caches = _caches(listing, unflatten(leaves.items()))
+    held = (leaf for cache in caches for _, leaf in flatten(cache.state))
+    mx.eval([leaf for leaf in held if isinstance(leaf, mx.array)])
+    if os.fstat(number).st_size < size:
+        raise ValueError(f"it had {size} bytes, and has become shorter while it was read")
     return caches, {**listing.metadata, **(facts.metadata if facts else {})}
 
 
-def _mapped(path: str, tensors: Mapping[str, Tensor], sums: Mapping[str, Sums] | None) -> Arrays | None:
+def _within(content: bytes) -> Read:
+    return lambda offset, length: content[offset : offset + length]
+
+
+def _mapped(path: str, tensors: Mapping[str, Tensor], checksums: Mapping[str, int]) -> Arrays | None:
     """The tensors as arrays over the file's own pages; None where MLX cannot have them."""
     mapped = MappedFile(path, "cow")
-    arrays = {name: adopt(mapped, tensor) for name, tensor in tensors.items()}
-    if any(array is None for array in arrays.values()):
-        return None
-    if sums is not None:
-        check_views({name: mapped.view(t.start, t.nbytes) for name, t in tensors.items()}, sums)
-    return {name: array for name, array in arrays.items() if array is not None}
+    arrays: Arrays = {}
+    for name, tensor in tensors.items():
+        array = adopt(mapped, tensor)
+        if array is None:
+            return None
+        arrays[name] = array
+    for name, checksum in checksums.items():
+        check_sum(name, checksum_of(arrays[name], mapped.view(tensors[name].start, tensors[name].nbytes)), checksum)
+    return arrays
 
 
-def _states(listing: Listing, facts: Facts | None, arrays: Arrays) -> list[Any]:
+def _leaves(
+    listing: Listing, facts: Facts | None, tensors: Mapping[str, Tensor], arrays: Arrays, contents: Mapping[str, bytes]
+) -> dict[str, Any]:
+    """What the states hold, by path."""
     leaves: dict[str, Any] = dict(arrays)
     for path, kind in listing.scalars.items():
-        if path not in leaves:
-            raise ValueError(f"scalar {path[:80]!r} is listed, but there is no such tensor")
-        leaves[path] = _SCALARS[kind](path, leaves[path])
+        leaves[path] = read_scalar(path, kind, tensors[path], contents[path])
     extra: dict[str, Any] = {} if facts is None else {**facts.scalars, **{path: [] for path in facts.empty}}
-    if extra.pop("", None) == []:
-        return unflatten({**leaves, **extra}.items())
     twice = leaves.keys() & extra.keys()
     if twice:
         raise ValueError(f"there are two values at {min(twice)}")
-    return unflatten({**leaves, **extra}.items())
-
-
-def _read_scalar(path: str, array: mx.array) -> object:
-    if array.size != 1:
-        raise ValueError(f"scalar {path!r} has the shape {array.shape}")
-    return array.item()
-
-
-def _read_string(path: str, array: mx.array) -> str:
-    if not array.size:
-        return ""
-    if array.ndim != 1 or array.dtype not in (mx.int32, mx.uint32, mx.int64):
-        raise ValueError(f"string {path!r} is {array.dtype} of shape {array.shape}, not code points")
-    points = memoryview(array.astype(mx.uint32))  # type: ignore[arg-type]
-    return points.cast("B").tobytes().decode("utf-32-le", "surrogatepass")
-
-
-def _read_none(path: str, array: mx.array) -> None:
-    if array.size:
-        raise ValueError(f"{path!r} is listed as none, but has the shape {array.shape}")
-
-
-_SCALARS: dict[str, Callable[[str, mx.array], object]] = {
-    "scalar": _read_scalar,
-    "string": _read_string,
-    "none": _read_none,
-}
+    return leaves | extra
 
 
 def _caches(listing: Listing, states: list[Any]) -> list[Any]:

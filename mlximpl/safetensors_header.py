@@ -8,6 +8,7 @@ A ValueError here is a reason without a file's name; `load_prompt_cache` adds th
 """
 
 import json
+import re
 import zlib
 from collections.abc import Callable
 from math import prod
@@ -17,31 +18,34 @@ import mlx.core as mx
 
 
 class Words(NamedTuple):
-    """A dtype of safetensors: MLX's, its bytes an element, and the memoryview format and MLX dtype of such words."""
+    """A dtype of safetensors: MLX's, its bytes an element, and words of the same size as MLX and memoryview have them.
+
+    `format` is memoryview's name of elements or, where it has none, of the words.
+    """
 
     dtype: mx.Dtype
     size: int
-    format: str
     words: mx.Dtype
+    format: str
 
 
 DTYPES = {
-    "BOOL": Words(mx.bool_, 1, "B", mx.uint8),
-    "U8": Words(mx.uint8, 1, "B", mx.uint8),
-    "I8": Words(mx.int8, 1, "B", mx.uint8),
-    "U16": Words(mx.uint16, 2, "H", mx.uint16),
-    "I16": Words(mx.int16, 2, "H", mx.uint16),
-    "F16": Words(mx.float16, 2, "H", mx.uint16),
-    "BF16": Words(mx.bfloat16, 2, "H", mx.uint16),
-    "U32": Words(mx.uint32, 4, "I", mx.uint32),
-    "I32": Words(mx.int32, 4, "I", mx.uint32),
-    "F32": Words(mx.float32, 4, "I", mx.uint32),
-    "U64": Words(mx.uint64, 8, "Q", mx.uint64),
-    "I64": Words(mx.int64, 8, "Q", mx.uint64),
-    "F64": Words(mx.float64, 8, "Q", mx.uint64),
-    "C64": Words(mx.complex64, 8, "Q", mx.uint64),
+    "BOOL": Words(mx.bool_, 1, mx.uint8, "?"),
+    "U8": Words(mx.uint8, 1, mx.uint8, "B"),
+    "I8": Words(mx.int8, 1, mx.uint8, "b"),
+    "U16": Words(mx.uint16, 2, mx.uint16, "H"),
+    "I16": Words(mx.int16, 2, mx.uint16, "h"),
+    "F16": Words(mx.float16, 2, mx.uint16, "H"),
+    "BF16": Words(mx.bfloat16, 2, mx.uint16, "H"),
+    "U32": Words(mx.uint32, 4, mx.uint32, "I"),
+    "I32": Words(mx.int32, 4, mx.uint32, "i"),
+    "F32": Words(mx.float32, 4, mx.uint32, "f"),
+    "U64": Words(mx.uint64, 8, mx.uint64, "Q"),
+    "I64": Words(mx.int64, 8, mx.uint64, "q"),
+    "F64": Words(mx.float64, 8, mx.uint64, "Q"),
+    "C64": Words(mx.complex64, 8, mx.uint64, "Q"),
 }
-NAMES = {kind.dtype: name for name, kind in DTYPES.items()}
+NAMES = {words.dtype: name for name, words in DTYPES.items()}
 
 LENGTH_MOST = 100_000_000
 """The longest header, as in every safetensors reader."""
@@ -55,8 +59,13 @@ DIMENSIONS_MOST = 32
 SIZE_MOST = 2**31 - 1
 """The longest axis that MLX has."""
 
+MANY_DIGITS = re.compile("[0-9]{21}")
+
 SEAL_AT = b'{"__metadata__":{"2.0":"{\\"seal\\":\\"'
 SEAL_WIDTH = 8
+
+
+ENTRY = {"dtype", "shape", "data_offsets"}
 
 
 class Tensor(NamedTuple):
@@ -151,9 +160,11 @@ def parse_json(text: str, what: str) -> Any:
     Raises:
         ValueError: it is none; `what` names it in the message.
     """
+    # A number of thousands of digits takes long to read; they may well stand in a string.
+    whole = _int if MANY_DIGITS.search(text) else None
     try:
         return json.loads(
-            text, object_pairs_hook=_object, parse_int=_int, parse_float=_no_number, parse_constant=_no_number
+            text, object_pairs_hook=_object, parse_int=whole, parse_float=_no_number, parse_constant=_no_number
         )
     except RecursionError:
         raise ValueError(f"{what} is nested too deep") from None
@@ -205,22 +216,25 @@ def _tensors(entries: dict[str, Any], data: int, size: int) -> dict[str, Tensor]
 
 
 def _tensor(name: str, entry: object, data: int, size: int) -> Tensor:
-    what = f"tensor {_short(name)}"
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"{what} is not described by dtype, shape and data_offsets")
+    if not isinstance(entry, dict) or entry.keys() != ENTRY:
+        raise ValueError(f"tensor {_short(name)} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ValueError(f"{what} has the dtype {_short(dtype)}, which is none of {', '.join(DTYPES)}")
-    if not _are_whole(shape) or len(shape) > DIMENSIONS_MOST or any(n > SIZE_MOST for n in shape):
-        raise ValueError(f"{what} has no shape of at most {DIMENSIONS_MOST} axes up to {SIZE_MOST}: {_short(shape)}")
+        known = ", ".join(DTYPES)
+        raise ValueError(f"tensor {_short(name)} has the dtype {_short(dtype)}, which is none of {known}")
+    if not _are_whole(shape) or len(shape) > DIMENSIONS_MOST or max(shape, default=0) > SIZE_MOST:
+        limits = f"at most {DIMENSIONS_MOST} axes up to {SIZE_MOST}"
+        raise ValueError(f"tensor {_short(name)} has no shape of {limits}: {_short(shape)}")
     if not _are_whole(offsets) or len(offsets) != 2:
-        raise ValueError(f"{what} has no two data_offsets: {_short(offsets)}")
+        raise ValueError(f"tensor {_short(name)} has no two data_offsets: {_short(offsets)}")
     start, stop = offsets
     if not start <= stop <= size - data:
-        raise ValueError(f"{what} lies at the bytes {start} to {stop} of {size - data}")
+        raise ValueError(f"tensor {_short(name)} lies at the bytes {start} to {stop} of {size - data}")
     needed = prod(shape) * DTYPES[dtype].size
     if needed != stop - start:
-        raise ValueError(f"{what} of shape {shape} and dtype {dtype} takes {needed} bytes, not {stop - start}")
+        raise ValueError(
+            f"tensor {_short(name)} of shape {shape} and dtype {dtype} takes {needed} bytes, not {stop - start}"
+        )
     return Tensor(dtype, tuple(shape), data + start, data + stop)
 
 

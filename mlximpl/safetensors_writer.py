@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 import mlx.core as mx
 
-from .checksums import BLOCK, Sums, blocks
+from .checksums import PIECE, checksum_of
 from .safetensors_header import DTYPES, LENGTH_MOST, NAMES, check_amount, with_seal
 
 PAGE = 16384
@@ -74,37 +74,35 @@ def check_header(header: bytes) -> None:
     check_amount(header[8:])
 
 
-def write_items(file: BinaryIO, items: Sequence[Item], header: Callable[[Sequence[Sums]], bytes]) -> None:
+def write_items(file: BinaryIO, items: Sequence[Item], header: Callable[[Sequence[int]], bytes]) -> None:
     """Write a file.
 
     Args:
         file: empty, and seekable.
         items: the tensors in the order of the file.
-        header: gives length and header for the checksums of each item; of the same size whatever those are.
+        header: gives length and header for the checksum of each item; of the same size whatever those are.
     """
-    file.write(header([[0] * blocks(item.nbytes) for item in items]))
-    sums = [_write(file, item.content) for item in items]
+    file.write(header([0] * len(items)))
+    checksums = [_write(file, item.content) for item in items]
     file.seek(0)
-    file.write(header(sums))
+    file.write(header(checksums))
 
 
-def _write(file: BinaryIO, content: mx.array | bytes) -> list[int]:
-    view = memoryview(content) if isinstance(content, bytes) else bytes_of(content)
-    sums = []
-    for at in range(0, len(view), BLOCK):
-        block = view[at : at + BLOCK]
-        sums.append(zlib.crc32(block))
-        file.write(block)
-    return sums
+def _write(file: BinaryIO, content: mx.array | bytes) -> int:
+    if isinstance(content, bytes):
+        file.write(content)
+        return zlib.crc32(content)
+    words = words_of(content)
+    view = memoryview(words).cast("B") if words.size else memoryview(b"")  # type: ignore[arg-type]
+    for at in range(0, len(view), PIECE):
+        file.write(view[at : at + PIECE])
+    return checksum_of(words, view)
 
 
-def bytes_of(array: mx.array) -> memoryview:
-    """The bytes of an array in row-major order, which it keeps alive."""
-    if not array.size:
-        return memoryview(b"")
-    words = DTYPES[NAMES[array.dtype]].words
+def words_of(array: mx.array) -> mx.array:
+    """The elements of an array as words of the same size, in row-major order and evaluated."""
     # A GPU has no float64, and needs none to look at its bytes.
     with mx.stream(mx.cpu if array.dtype == mx.float64 else mx.default_device()):
-        whole = mx.contiguous(array if array.ndim else array[None]).view(words)
-        mx.eval(whole)
-    return memoryview(whole).cast("B")  # type: ignore[arg-type]
+        words = mx.contiguous(array if array.ndim else array[None]).view(DTYPES[NAMES[array.dtype]].words)
+        mx.eval(words)
+    return words

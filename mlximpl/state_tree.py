@@ -23,6 +23,8 @@ def unflatten(leaves: Iterable[tuple[str, Any]]) -> list[Any]:
     """
     root: dict[int, Any] = {}
     for path, leaf in leaves:
+        if path == "" and leaf == []:
+            continue  # the whole tree is an empty list
         *steps, last = _steps(path)
         node = root
         for step in steps:
