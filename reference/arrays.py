@@ -99,7 +99,13 @@ def prepare_arrays(
 
     Raises ValueError as that does; for left padding where a slot is filled; and for right padding without lengths,
     since a recurrent layer reads the lengths before it knows how many columns come.
+
+    >>> prepare_arrays(arrays(2), lengths=[3, 1]).columns.rows         # a new cache takes any number of rows
+    2
     """
+    told = next((len(numbers) for numbers in (left_padding, lengths, right_padding) if numbers), None)
+    if not cache.known and told is not None:
+        cache = replace(cache, columns=batch([0] * told))
     if left_padding is not None and any(slot is not None for slot in cache.slots) and cache.columns.rows:
         raise ValueError(f"left_padding {list(left_padding)} on a cache whose state was written already")
     if lengths is None and any(right_padding or ()):
