@@ -9,14 +9,15 @@ from .concatenate_kv_cache import ConcatenateKVCache
 from .file_error import PromptCacheFileError
 from .filter import filter_rows
 from .kv_cache import KVCache
+from .load_prompt_file import load_prompt_cache
 from .mapped_file import MappedFile
 from .masks import decode_mask, ring_mask
 from .merge import MergedRows, merge_rows
 from .padding import roll_rows
 from .prompt_cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
-from .prompt_file import load_prompt_cache, save_prompt_cache
 from .quantized_kv_cache import QuantizedKVCache
 from .rotating_kv_cache import RotatingKVCache
+from .save_prompt_file import save_prompt_cache
 from .temporal_order import temporal_view
 
 __version__ = "0.1.0"

@@ -24,6 +24,8 @@ def replacing(path: str) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written, or `path` is no ordinary file.
     """
+    if path.endswith(os.sep):
+        raise IsADirectoryError(errno.EISDIR, "not the name of a file", path)
     path = os.path.realpath(path)
     folder = os.path.dirname(path)
     replaced = None

@@ -4,6 +4,8 @@ On Metal `mx.from_dlpack` adopts whole pages. It is given them as words, which a
 build for the CPU refuses, and the caller reads the file.
 """
 
+import mmap
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +16,12 @@ from .safetensors_reader import as_dtype
 from .safetensors_writer import PAGE
 
 FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+
+@cache
+def can_adopt() -> bool:
+    """Whether MLX takes whole pages of the host as they are."""
+    return _adopted(memoryview(mmap.mmap(-1, PAGE))) is not None
 
 
 def adopt(mapped: MappedFile, tensor: Tensor) -> mx.array | None:
@@ -27,9 +35,13 @@ def adopt(mapped: MappedFile, tensor: Tensor) -> mx.array | None:
     length = -(-tensor.nbytes // PAGE) * PAGE
     if tensor.start % PAGE or tensor.start + length > mapped.size or length // size > SIZE_MOST:
         return None
-    pages: Any = mapped.view(tensor.start, length).cast(FORMATS[size])  # type: ignore[call-overload]
+    words = _adopted(mapped.view(tensor.start, length).cast(FORMATS[size]))  # type: ignore[call-overload]
+    return None if words is None else as_dtype(words[: tensor.nbytes // size], dtype).reshape(tensor.shape)
+
+
+def _adopted(pages: Any) -> mx.array | None:
+    """A memoryview of whole pages as an array that holds on to it; None where MLX refuses."""
     try:
-        words = mx.from_dlpack(pages, copy=False)
-    except (TypeError, ValueError, RuntimeError):
+        return mx.from_dlpack(pages, copy=False)
+    except (AttributeError, TypeError, ValueError, RuntimeError):
         return None
-    return as_dtype(words[: tensor.nbytes // size], dtype).reshape(tensor.shape)

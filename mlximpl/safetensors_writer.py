@@ -74,16 +74,20 @@ def check_header(header: bytes) -> None:
     check_amount(header[8:])
 
 
-def write_items(file: BinaryIO, items: Sequence[Item], header: Callable[[Sequence[int]], bytes]) -> None:
+def write_items(file: BinaryIO, items: list[Item], header: Callable[[Sequence[int]], bytes]) -> None:
     """Write a file.
 
     Args:
         file: empty, and seekable.
-        items: the tensors in the order of the file.
+        items: the tensors in the order of the file. Each lets go of its content once that is written.
         header: gives length and header for the checksum of each item; of the same size whatever those are.
     """
     file.write(header([0] * len(items)))
-    checksums = [_write(file, item.content) for item in items]
+    checksums = []
+    for i, item in enumerate(items):
+        checksums.append(_write(file, item.content))
+        # An array that had to be computed for the file would stay in memory.
+        items[i] = item._replace(content=b"")
     file.seek(0)
     file.write(header(checksums))
 

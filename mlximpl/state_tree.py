@@ -7,7 +7,13 @@ DEPTH_MOST = 16
 
 
 def flatten(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested lists and tuples by path, in order. A list without elements is a leaf, (path, [])."""
+    """The leaves of nested lists and tuples by path, in order. A list without elements is a leaf, (path, []).
+
+    Raises:
+        ValueError: they are nested deeper than `unflatten` takes.
+    """
+    if path.count(".") >= DEPTH_MOST:
+        raise ValueError(f"states are nested deeper than {DEPTH_MOST} lists")
     if not isinstance(tree, (list, tuple)) or not tree:
         yield path, [] if isinstance(tree, (list, tuple)) else tree
         return

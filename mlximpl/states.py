@@ -4,8 +4,11 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .checks import check_columns, whole, whole_numbers
+from .checks import COLUMNS_MAX, check_columns, whole, whole_numbers
 from .padding import Pending
+
+ROWS_MAX = 2**16
+"""The most rows of a batch that is read: as Python numbers they take many times their size."""
 
 
 def state_elements(kind: str, state: object, layout: str, extra: str = "") -> list[object]:
@@ -55,11 +58,15 @@ def state_ints(
     """One int a row."""
     if not isinstance(value, (mx.array, tuple, list)):
         raise ValueError(f"{kind} state: {name} is one number a row, not {type(value).__name__}")
+    if isinstance(value, mx.array) and value.size > ROWS_MAX:
+        raise ValueError(f"{kind} state: {name} is for {value.size} rows, and {ROWS_MAX} are the most")
     numbers = whole_numbers(f"{kind} state: {name}", value)
     if rows is not None and len(numbers) != rows:
         raise ValueError(f"{kind} state: {name} is for {len(numbers)} rows, not {rows}")
     if least is not None and any(n < least for n in numbers):
         raise ValueError(f"{kind} state: {name} must be at least {least}: {list(numbers)}")
+    if any(abs(n) > COLUMNS_MAX for n in numbers):
+        raise ValueError(f"{kind} state: {name} must be within {COLUMNS_MAX}: {list(numbers)}")
     return numbers
 
 
