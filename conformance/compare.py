@@ -100,7 +100,7 @@ def against_expected(
     if seen.unanswered is not None:
         yield Difference("unanswered", seen.unanswered, "answered, whatever is held")
     if expected.front is not None and seen.front != expected.front:
-        yield Difference("start_position", str(seen.front), str(expected.front))
+        yield Difference("start position", str(seen.front), str(expected.front))
     if expected.states is not None:
         first = _tokens_mask(seen, expected) or _states(seen, expected, config, tokens)
         if first:

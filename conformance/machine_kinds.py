@@ -13,13 +13,16 @@ from hypothesis.stateful import initialize, precondition, rule
 from conformance import operations as ops
 from conformance.driver import Driver
 from conformance.ledger import MERGEABLE, Holding
-from conformance.machine import CacheMachine, flag, small, window
+from conformance.machine import ROWS_MAX, CacheMachine, flag, small, window
 from conformance.payload import DTYPES, Config
 
 NO_RULE: Any = None
 """In the place of a rule."""
 
 QUANTIZATIONS = tuple((group_size, bits) for bits in (2, 3, 4, 5, 6, 8) for group_size in (32, 64))
+
+
+MOVES = ("filter", "extend", "join", "merge", "extract", "copy", "state", *ops.VIAS)
 
 
 class QuantizedMachine(CacheMachine):
@@ -69,6 +72,22 @@ class QuantizedMachine(CacheMachine):
             if cache in self.holdings and tokens:
                 self.run(ops.Update(cache, tokens, variant=self.holdings[cache].variant or "plain"))
 
+    @precondition(CacheMachine.room)
+    @rule(number=small, variant=st.sampled_from(ops.VARIANTS), converted=flag)
+    def feed_what_was_emptied(self, number: int, variant: str, converted: bool) -> None:
+        """Its heads and dtype stay known, also to what is made of it."""
+        plain = self.pick(number, lambda holding: holding.kind == "KVCache") if converted else None
+        name = plain or self.pick(number)
+        if name is None:
+            return
+        self.run(ops.Update(name, 1, variant=self.holdings[name].variant or "plain"))
+        self.run(ops.Trim(name, len(self.holdings[name].rows[0].history)))
+        if plain:
+            made, rows = self.cache_name(), self.row_names(len(self.holdings[plain].rows))
+            self.run(ops.ToQuantized(plain, made, rows, self.group_size, self.bits))
+            name = made if made in self.holdings else plain
+        self.run(ops.Update(name, 2, variant=variant))
+
 
 class ChunkedMachine(CacheMachine):
     """A cache that forgets what no later chunk may see; it makes no masks."""
@@ -112,6 +131,37 @@ class ChunkedMachine(CacheMachine):
             self.run(ops.Update(name, tokens, variant=self.holdings[name].variant or "plain"))
         self.run(ops.Trim(name, dropped))
 
+    @rule(number=small, fed=st.integers(0, 3))
+    def trim_to_a_chunk_start(self, number: int, fed: int) -> None:
+        """As far back as there is a whole chunk, which may leave nothing."""
+        name = self.pick(number)
+        if name is None:
+            return
+        holding = self.holdings[name]
+        size = holding.chunk_size or 1
+        start = -(-holding.front // size) * size
+        self.run(ops.Trim(name, max(0, len(holding.rows[0].history) - start)))
+        if fed:
+            self.run(ops.Update(name, fed, variant=holding.variant or "plain"))
+
+    @precondition(CacheMachine.room)
+    @rule(
+        number=small,
+        how=st.sampled_from(["copy", "state", *ops.VIAS]),
+        chunks=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    )
+    def go_on_with_another(self, number: int, how: str, chunks: list[int]) -> None:
+        """A copy, or what a state or a file gives, slides on."""
+        if how == "copy":
+            self._copy(ops.Copy, number)
+        else:
+            self._copy(ops.Restore, number, via=None if how == "state" else how)
+        made = f"c{self.cache_count}"
+        for tokens in chunks:
+            if made in self.holdings:
+                self.run(ops.TrimFront(made))
+                self.run(ops.Update(made, tokens, variant=self.holdings[made].variant or "plain"))
+
 
 class ArraysMachine(CacheMachine):
     """Recurrent state, alone and in batches."""
@@ -132,7 +182,7 @@ class ArraysMachine(CacheMachine):
     @initialize(
         dtype=st.sampled_from(DTYPES),
         heads=st.integers(1, 2),
-        slots=st.integers(1, 4),
+        slots=st.sampled_from([2, 1, 3, 4]),
         padding=st.lists(st.integers(0, 5), min_size=0, max_size=3),
     )
     def begin_arrays(self, dtype: str, heads: int, slots: int, padding: list[int]) -> None:
@@ -171,6 +221,98 @@ class ArraysMachine(CacheMachine):
         if name:
             other_rows = more and sum(self.holdings[name].filled) > 1
             self.run(ops.Update(name, max(0, tokens), variant="rows" if other_rows else "plain"))
+
+    @precondition(lambda self: self.row_count < self.row_limit)
+    @rule(
+        padding=st.lists(st.sampled_from([0, 0, 1, 3]), min_size=2, max_size=3),
+        slot=st.integers(0, 4),
+        how=st.sampled_from(("state", *ops.VIAS)),
+        other=small,
+    )
+    def move_with_unfilled_slots(self, padding: list[int], slot: int, how: str, other: int) -> None:
+        """Rows of which one slot was written, or none, go elsewhere and on."""
+        made = self._new_batch(padding)
+        self.run(made)
+        if slot < self.slots:
+            self.run(ops.Update(made.cache, 1, slot=slot))
+        for move in ("extract", how, "filter", "join"):
+            if self.row_count < self.row_limit:
+                self._move(made.cache, move, other)
+
+    @precondition(lambda self: self.row_count < self.row_limit)
+    @rule(
+        number=small,
+        lengths=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+        more=st.integers(1, 3),
+        chunk=st.integers(0, 2),
+        filtered=flag,
+        then=st.sampled_from(MOVES),
+        other=small,
+    )
+    def move_in_mid_prefill(
+        self, number: int, lengths: tuple[int, int], more: int, chunk: int, filtered: bool, then: str, other: int
+    ) -> None:
+        """Rows of a ragged prefill go elsewhere and on."""
+        name = self.pick(number, lambda holding: not holding.pending and bool(holding.rows))
+        if name is None:
+            return
+        rows = self.holdings[name].rows
+        own = tuple(lengths[i % 2] + row.due for i, row in enumerate(rows))
+        width = max(own) + more
+        self.run(ops.Prepare(name, lengths=own, right_padding=tuple(width - length for length in own)))
+        if chunk:
+            self.run(ops.Update(name, min(chunk, width)))
+        if filtered:
+            name = self._move(name, "filter", other)
+        self._move(name, then, other)
+
+    @precondition(lambda self: self.row_count < self.row_limit)
+    @rule(padding=st.lists(small, min_size=1, max_size=3), more=st.integers(0, 2), written=flag)
+    def merge_what_is_due(self, padding: list[int], more: int, written: bool) -> None:
+        """Single rows with left padding and lengths come together, some of them before anything was written."""
+        alone = [self._new_batch([pads]) for pads in padding]
+        for i, made in enumerate(alone):
+            self.run(made)
+            if more:
+                self.run(ops.Prepare(made.cache, lengths=(padding[i] + i,), right_padding=(more,)))
+            if written and i:
+                self.run(ops.Update(made.cache, 1))
+        merged = ops.Merge(self.cache_name(), tuple(made.cache for made in alone), self.row_names(len(alone)))
+        self.run(merged)
+        announced = self.holdings[merged.cache].announced if merged.cache in self.holdings else 0
+        if announced != 0:
+            self.run(ops.Update(merged.cache, min(announced or 2, 2)))
+
+    def _move(self, name: str, how: str, other: int) -> str:
+        """Rows go where `how` says; what they are in then is fed and returned."""
+        held = [row.name for row in self.holdings[name].rows]
+        into, joined = name, self.pick(other)
+        match how:
+            case "filter" if held:
+                kept = held[other % len(held) :]
+                self.run(ops.Filter(name, tuple(kept), tuple(kept)))
+            case "extend" | "join" if joined and joined != name and self.row_count <= self.row_limit:
+                into, source = (name, joined) if how == "extend" else (joined, name)
+                rows = len(self.holdings[source].rows)
+                if len(self.holdings[into].rows) + rows <= ROWS_MAX:
+                    self.run(ops.Extend(into, source, self.row_names(rows)))
+            case "merge" if joined:
+                into = self.cache_name()
+                self.run(ops.Merge(into, (joined, name), self.row_names(2)))
+            case "extract" if held:
+                into = self.cache_name()
+                self.run(ops.Extract(name, held[other % len(held)], into, self.row_names(1)[0]))
+            case "copy" | "state" | "file" | "mapped":
+                into, names = self.cache_name(), self.row_names(len(held))
+                via = how if how in ops.VIAS else None
+                self.run(ops.Copy(name, into, names) if how == "copy" else ops.Restore(name, into, names, via))
+        if into not in self.holdings:
+            return name
+        holding = self.holdings[into]
+        announced = holding.announced if holding.pending else None
+        if announced != 0 and (how != "filter" or announced is None):
+            self.run(ops.Update(into, min(announced or 2, 3)))
+        return into
 
     @rule(number=small, tokens=st.integers(-1, 9))
     def mask_of_tokens(self, number: int, tokens: int) -> None:

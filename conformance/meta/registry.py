@@ -7,8 +7,12 @@ from types import ModuleType
 
 from conformance.meta import (
     mutants_aliasing,
+    mutants_arrays,
+    mutants_chunked,
+    mutants_concatenate,
     mutants_mask,
     mutants_padding,
+    mutants_quantized,
     mutants_refusal,
     mutants_ring,
     mutants_rows,
@@ -24,6 +28,10 @@ THEMES = (
     mutants_refusal,
     mutants_aliasing,
     mutants_values,
+    mutants_quantized,
+    mutants_concatenate,
+    mutants_chunked,
+    mutants_arrays,
 )
 
 
