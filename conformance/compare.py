@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from conformance.adapters.base import Observation
 from conformance.ledger import LAWFUL, REFUSED, Expected, Holding, Token, Verdict
-from conformance.payload import PAD, Config, Ints, Payload, decode_state, encode, from_storage, queries
+from conformance.payload import PAD, Config, Floats, Ints, Payload, Storage, decode_state, encode, from_storage, queries
 from reference.quantize import codes
 
 Bools = NDArray[np.bool_]
@@ -214,10 +214,9 @@ def _half_a_step(seen: Observation, holding: Holding, config: Config, tokens: To
     for role, x, (words, scales, biases) in zip(("key", "value"), (seen.keys, seen.values), seen.parts, strict=True):
         tags, positions = tokens.payload.decode(x, role, config)
         written = from_storage(encode(tags, positions, role, config))
-        step = np.abs(np.repeat(from_storage(scales), group_size, axis=-1))
-        far = np.abs(np.repeat(from_storage(biases), group_size, axis=-1)) + step * 2**bits
+        step, rounding = _step(scales, biases, group_size, bits, config.dtype)
         last = codes(words.astype(np.uint32), x.shape[-1], bits) == 2**bits - 1
-        bound = np.where(last, 1.0, 0.5) * step + far * ROUNDING[config.dtype]
+        bound = np.where(last, 1.0, 0.5) * step + rounding
         beyond = np.argwhere(np.abs(x - written) > bound)
         if beyond.size:
             b, h, t, d = beyond[0].tolist()
@@ -225,6 +224,13 @@ def _half_a_step(seen: Observation, holding: Holding, config: Config, tokens: To
             what = f"{role}s[{holding.rows[b].name}]"
             return Difference(what, f"off by {off:.3g}", f"within {bound[b, h, t, d]:.3g}", f"column {t}")
     return None
+
+
+def _step(scales: Storage, biases: Storage, group_size: int, bits: int, dtype: str) -> tuple[Floats, Floats]:
+    """Per value of a quantized array (..., D): what one code more is worth, and how far scale and bias are rounded."""
+    step = np.abs(np.repeat(from_storage(scales), group_size, axis=-1))
+    far = np.abs(np.repeat(from_storage(biases), group_size, axis=-1)) + step * 2**bits
+    return step, (far * ROUNDING[dtype]).astype(np.float32)
 
 
 ROUNDING = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
@@ -375,8 +381,8 @@ def _same_columns(seen: Observation, ref: Observation, expected: Expected, mask:
 
 
 def _same_parts(seen: Observation, ref: Observation) -> Difference | None:
-    """Quantized alike, or each within half a step of the same numbers: so within one step of each other."""
-    if ref.parts is None or seen.parts is None or exactly(seen, ref):
+    """Quantized alike, or both near the same numbers: within a step of each other, scales and biases rounded apart."""
+    if ref.parts is None or seen.parts is None or seen.dtypes is None or exactly(seen, ref):
         return None
     for role, got, should, mine, theirs in (
         ("keys", seen.keys, ref.keys, seen.parts[0], ref.parts[0]),
@@ -386,9 +392,9 @@ def _same_parts(seen: Observation, ref: Observation) -> Difference | None:
         shapes = [tuple(part.shape for part in parts) for parts in (mine, theirs)]
         if shapes[0] != shapes[1]:
             return Difference(f"shape of {role}", str(shapes[0]), str(shapes[1]))
-        groups = got.shape[-1] // max(1, mine[1].shape[-1])
-        step = np.maximum(*(np.abs(np.repeat(from_storage(parts[1]), groups, axis=-1)) for parts in (mine, theirs)))
-        if (np.abs(got - should) > step * 1.01).any():
+        group_size, bits = got.shape[-1] // mine[1].shape[-1], mine[0].shape[-1] * 32 // got.shape[-1]
+        step, rounding = _step(*theirs[1:], group_size, bits, seen.dtypes[0])
+        if (np.abs(got - should) > step * 1.01 + 2 * rounding).any():
             return Difference(f"{role} quantized", "more than a step away", "the reference's, or within one step")
     return None
 

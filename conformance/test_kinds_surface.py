@@ -12,6 +12,7 @@ import pytest
 from mlx.utils import tree_map
 
 import mlximpl
+from conformance.adapters.surface import set_device
 from mlximpl import (
     ArraysCache,
     BatchKVCache,
@@ -27,6 +28,8 @@ from mlximpl.kinds import KINDS
 
 Cache = Any  # the kinds share no annotated base that says all of what is asked here
 Make = Callable[[], Cache]
+
+set_device()  # float32 is compared as such, on a GPU too
 
 D = 32  # head size of keys: one group of the smallest size
 
