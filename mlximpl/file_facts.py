@@ -7,10 +7,13 @@ checksums of every tensor but padding in the header's order, eight hex digits ea
 mlx_lm    whether mlx-lm 0.32 reads the file right
 empty     paths of lists without elements
 scalars   in mappable files: ints, flags, strings and None by path; compact files have tensors for them
-metadata  entries of the metadata that mlx-lm would not read back as they are
+metadata  [[key, value], ...]: those that mlx-lm would not read back as they are; a string with halves of characters
+          (surrogates) is a list of its code points, since JSON would join them
 """
 
 import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +22,7 @@ from .safetensors_header import SEAL_WIDTH, Tensor, parse_json
 FORMAT = 1
 LAYOUTS = ("compact", "mappable")
 PLACE = "2.0"
+HALF = re.compile("[\ud800-\udfff]")
 
 
 class Facts(NamedTuple):
@@ -31,7 +35,21 @@ class Facts(NamedTuple):
 
     def text(self) -> str:
         """As it stands in the file, with zeros for the seal."""
-        return json.dumps({"seal": "0" * SEAL_WIDTH, "format": FORMAT, **self._asdict()}, separators=(",", ":"))
+        metadata = [[_text(key), _text(value)] for key, value in self.metadata.items()]
+        facts = {"seal": "0" * SEAL_WIDTH, "format": FORMAT, **self._asdict(), "metadata": metadata}
+        return json.dumps(facts, separators=(",", ":"))
+
+
+def _text(string: str) -> str | list[int]:
+    return [ord(character) for character in string] if HALF.search(string) else string
+
+
+def _string(text: object) -> str:
+    if isinstance(text, str):
+        return text
+    if not isinstance(text, list) or not all(type(n) is int and 0 <= n <= sys.maxunicode for n in text):
+        raise ValueError("its metadata are not strings")
+    return "".join(map(chr, text))
 
 
 def read_facts(text: str) -> Facts:
@@ -44,7 +62,7 @@ def read_facts(text: str) -> Facts:
     version = facts.get("format") if isinstance(facts, dict) else None
     if version != FORMAT or isinstance(version, bool):
         raise ValueError(f"it has the format {version!r} of mlximpl, but {FORMAT} is the one known here")
-    kinds = {"layout": str, "checksums": str, "mlx_lm": bool, "empty": list, "scalars": dict, "metadata": dict}
+    kinds = {"layout": str, "checksums": str, "mlx_lm": bool, "empty": list, "scalars": dict, "metadata": list}
     if facts.keys() != {"seal", "format", *kinds} or any(not isinstance(facts[n], kind) for n, kind in kinds.items()):
         raise ValueError(f"what it says of itself is not {', '.join(kinds)}")
     found = Facts(**{name: facts[name] for name in kinds})
@@ -54,9 +72,9 @@ def read_facts(text: str) -> Facts:
         raise ValueError("its lists without elements have no paths")
     if not all(value is None or isinstance(value, (int, str)) for value in found.scalars.values()):
         raise ValueError("its scalars are not ints, flags, strings and None")
-    if not all(isinstance(value, str) for value in found.metadata.values()):
-        raise ValueError("its metadata are not strings by name")
-    return found
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in facts["metadata"]):
+        raise ValueError("its metadata are not pairs of strings")
+    return found._replace(metadata={_string(key): _string(value) for key, value in facts["metadata"]})
 
 
 def checksums_text(checksums: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ None   "none", F32 of shape [0]
 import struct
 
 from .checksums import SHORT
+from .file_facts import HALF
 from .safetensors_header import Tensor
 from .safetensors_writer import Item
 
@@ -29,7 +30,7 @@ def check_scalar(path: str, leaf: object) -> object:
     """The value; ValueError for one that no state has."""
     fits = leaf is None
     if isinstance(leaf, str):
-        fits = 4 * len(leaf) <= SHORT
+        fits = 4 * len(leaf) <= SHORT and not HALF.search(leaf)
     elif isinstance(leaf, int):
         fits = -(2**63) <= leaf < 2**63
     if not fits:
@@ -45,7 +46,7 @@ def scalar_item(path: str, leaf: object) -> tuple[str, Item]:
     """
     check_scalar(path, leaf)
     if isinstance(leaf, str):
-        code_points = leaf.encode("utf-32-le", "surrogatepass")
+        code_points = leaf.encode("utf-32-le")
         return "string", Item(path, "I32" if leaf else "F32", (len(leaf),), code_points)
     if isinstance(leaf, bool):
         return "scalar", Item(path, "BOOL", (), bytes([leaf]))

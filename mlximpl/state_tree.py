@@ -28,9 +28,10 @@ def unflatten(leaves: Iterable[tuple[str, Any]]) -> list[Any]:
         ValueError: the paths are not those of a tree, with every list's elements numbered from 0 on.
     """
     root: dict[int, Any] = {}
-    for path, leaf in leaves:
-        if path == "" and leaf == []:
-            continue  # the whole tree is an empty list
+    found = list(leaves)
+    if found == [("", [])]:
+        return []
+    for path, leaf in found:
         *steps, last = _steps(path)
         node = root
         for step in steps:
