@@ -160,6 +160,9 @@ class Driver:
         holding = self.ledger.holdings[cache]
         config = self.config.variant(holding.variant or "plain")
         yield from against_expected(seen, expected, holding, config, self)
+        if len(seen.children) != len(expected.children):
+            yield Difference("children", str(len(seen.children)), str(len(expected.children)))
+            return
         for i, (child, its) in enumerate(zip(seen.children, expected.children, strict=True)):
             yield from self._against_ledger(child, its, f"{cache}.{i}")
 

@@ -355,7 +355,7 @@ class ListMachine(CacheMachine):
         heads=st.integers(1, 2),
         wider=st.tuples(st.integers(4, 5), st.integers(4, 5)),
         max_size=st.integers(1, 8),
-        which=st.integers(0, 6),
+        which=st.integers(0, 7),
         padding=st.lists(st.integers(0, 5), min_size=0, max_size=3),
     )
     def begin_list(
@@ -372,6 +372,7 @@ class ListMachine(CacheMachine):
             (ops.Child("CacheList", children=(growing, state)), growing),
             (ring, ops.Child("RotatingKVCache", max_size=max_size + 1)),
             (ops.Child("ChunkedKVCache", chunk_size=max_size), ops.Child("ConcatenateKVCache")),
+            (ops.Child("CacheList", children=(growing,)), state),
         )[which]
         self.batched = all(child.kind not in ("ChunkedKVCache", "ConcatenateKVCache") for child in self.children)
         self.run(self._new_batch(padding) if padding and self.batched else self._new_solo(1))
@@ -386,15 +387,70 @@ class ListMachine(CacheMachine):
         rows = self.row_names(len(padding))
         return ops.New(self.cache_name(), self.kind, rows, left_padding=tuple(padding), children=children)
 
-    @precondition(lambda self: self.room() and len(self.children) > 1)
-    @rule(batch=flag)
-    def new_of_fewer(self, batch: bool) -> None:
-        """A list that does not go together with the others."""
+    @precondition(CacheMachine.room)
+    @rule(number=small, batch=flag, swapped=flag)
+    def new_of_fewer(self, number: int, batch: bool, swapped: bool) -> None:
+        """A list that does not go together with the others, and another that is asked to."""
         whole = self.children
         self.children = whole[:1]
         made = self._new_batch([0]) if batch else self._new_solo(1)
         self.children = whole
         self.run(made)
+        other = self.pick(number, self.is_batch if batch else self.is_source)
+        if other is None or other == made.cache:
+            return
+        into, joined = (made.cache, other) if swapped else (other, made.cache)
+        rows = self.row_names(len(self.holdings[joined].rows))
+        if batch:
+            self.run(ops.Extend(into, joined, rows))
+        else:
+            self.run(ops.Merge(self.cache_name(), (into, joined), (*rows[:1], *self.row_names(1))))
+
+    @precondition(CacheMachine.room)
+    @rule(number=small, how=st.sampled_from(("copy", "state", *ops.VIAS)))
+    def go_on_with_another(self, number: int, how: str) -> None:
+        """A copy, or what a state or a file gives, goes on, and then the original."""
+        name = self.pick(number)
+        if name is None:
+            return
+        if how == "copy":
+            self._copy(ops.Copy, number)
+        else:
+            self._copy(ops.Restore, number, via=None if how == "state" else how)
+        for cache in (f"c{self.cache_count}", name):
+            if cache in self.holdings and self.holdings[cache].announced != 0:
+                self.run(ops.Update(cache, 1, variant=self.holdings[cache].variant or "plain"))
+
+    @precondition(CacheMachine.room)
+    @rule(
+        lengths=st.lists(st.integers(0, 4), min_size=2, max_size=3),
+        announced=flag,
+        trimmed=st.integers(0, 2),
+    )
+    def rows_come_and_go(self, lengths: list[int], announced: bool, trimmed: int) -> None:
+        """Single rows merge, the last one is extracted and joined again, and the batch is filtered to the others."""
+        alone = []
+        for length in lengths:
+            made = self._new_solo(1)
+            self.run(made)
+            alone.append(made.cache)
+            if length:
+                self.run(ops.Update(made.cache, length))
+        merged = ops.Merge(self.cache_name(), tuple(alone), self.row_names(len(alone)))
+        self.run(merged)
+        if merged.cache not in self.holdings:
+            return
+        name, rows, more = merged.cache, merged.names, self.row_names(2)
+        if announced:
+            self.run(ops.Prepare(name, right_padding=(1,) * len(rows)))
+        self.run(ops.Extract(name, rows[-1], last := self.cache_name(), more[0]))
+        self.run(ops.Merge(again := self.cache_name(), (last,), more[1:]))
+        self.run(ops.Update(name, 2))
+        self.run(ops.Filter(name, rows[:-1][::-1], rows[:-1][::-1]))
+        self.run(ops.Finalize(name))
+        self.run(ops.Extend(name, again, self.row_names(1)))
+        self.run(ops.Trim(name, trimmed))
+        self.run(ops.Update(name, 1))
 
     @rule(number=small, tokens=st.integers(1, 9), window=window, return_array=flag)
     def update_any(self, number: int, tokens: int, window: int | None, return_array: bool) -> None:

@@ -1,4 +1,4 @@
-"""Mistakes with recurrent state: slots that were never written, lengths that do not count down, rows that do not follow."""
+"""Mistakes with recurrent state: slots never written, lengths that do not count down, rows that do not follow."""
 
 from __future__ import annotations
 

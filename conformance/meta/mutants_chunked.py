@@ -145,12 +145,13 @@ def trim_across_the_chunk_start(original: Any, self: Any) -> int:
 
 @breaks("ChunkedKVCache.trim_limit", wrong="a chunk of which the beginning was dropped is taken for whole")
 def broken_chunk_taken_for_whole(original: Any, self: Any) -> int:
-    return max(0, min(self._columns(), self.offset - self.start_position // self.chunk_size * self.chunk_size))
+    begun = self.start_position // self.chunk_size * self.chunk_size
+    return int(min(self._columns(), self.offset - begun))
 
 
 @breaks("ChunkedKVCache.trim_limit", wrong="the tokens of whole chunks cannot go", seen="refusal trimmable")
 def only_the_last_chunk_goes(original: Any, self: Any) -> int:
-    return min(int(original(self)), self.offset % self.chunk_size or self.chunk_size)
+    return min(int(original(self)), int(self.offset % self.chunk_size) or int(self.chunk_size))
 
 
 @breaks("ChunkedKVCache.trim", wrong="a trim of more than is held is clipped", seen="refusal offset")

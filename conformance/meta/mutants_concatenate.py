@@ -119,7 +119,7 @@ def concatenated_not_trimmable(original: Any, self: Any) -> bool:
 
 @breaks("ConcatenateKVCache.trim_limit", wrong="what came before the last update cannot be trimmed", seen="refusal")
 def last_token_cannot_go(original: Any, self: Any) -> int:
-    return max(0, self.offset - 1)
+    return max(0, int(original(self)) - 1)
 
 
 @breaks("ConcatenateKVCache.size", wrong="size counts what was trimmed", seen="size")

@@ -1,4 +1,4 @@
-"""Mistakes with quantized caches: parts that do not belong together, bits and groups mixed up, tokens quantized twice."""
+"""Mistakes with quantized caches: parts that do not belong together, bits and groups mixed up, trims that leave."""
 
 from __future__ import annotations
 

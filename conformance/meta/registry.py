@@ -10,6 +10,7 @@ from conformance.meta import (
     mutants_arrays,
     mutants_chunked,
     mutants_concatenate,
+    mutants_list,
     mutants_mask,
     mutants_padding,
     mutants_quantized,
@@ -32,6 +33,7 @@ THEMES = (
     mutants_concatenate,
     mutants_chunked,
     mutants_arrays,
+    mutants_list,
 )
 
 
