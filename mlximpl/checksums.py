@@ -35,22 +35,26 @@ class Sums(NamedTuple):
 
 
 def sums_of(array: mx.array) -> Sums:
-    """What the checksum of more than 64 KiB is made of; the array is contiguous in row-major order."""
+    """What the checksum of more than 64 KiB is made of; the array is contiguous in row-major order.
+
+    It is made on the CPU, where a file is read and written, so that nothing moves to a GPU for it.
+    """
     if array.size > ELEMENTS_MOST:
         return _sums_of_bytes(memoryview(array).cast("B"))  # type: ignore[arg-type]
-    if array.dtype == mx.float64:
-        with mx.stream(mx.cpu):  # a GPU has none
+    with mx.stream(mx.cpu):
+        if array.dtype == mx.float64:
             array = array.view(mx.uint64)
-    flat = (array.view(mx.uint32) if array.itemsize >= 4 else array).reshape(-1)
-    at = flat.nbytes // ROW * ROW // flat.itemsize
-    return Sums(_column_sums(flat[:at].view(mx.uint32)), flat[at:])
+        flat = (array.view(mx.uint32) if array.itemsize >= 4 else array).reshape(-1)
+        at = flat.nbytes // ROW * ROW // flat.itemsize
+        return Sums(_column_sums(flat[:at].view(mx.uint32)), flat[at:])
 
 
 def _sums_of_bytes(view: memoryview) -> Sums:
     columns, whole = mx.zeros((WIDTH,), mx.uint32), len(view) // ROW * ROW
-    for at in range(0, whole, PIECE):
-        columns = columns + _column_sums(_words(view[at : min(at + PIECE, whole)]).view(mx.uint32))
-        mx.eval(columns)
+    with mx.stream(mx.cpu):
+        for at in range(0, whole, PIECE):
+            columns = columns + _column_sums(_words(view[at : min(at + PIECE, whole)]).view(mx.uint32))
+            mx.eval(columns)
     return Sums(columns, _words(view[whole:]))
 
 
