@@ -1165,6 +1165,7 @@ def test_a_list_of_no_caches_works_everywhere() -> None:
 def test_what_a_list_can_give_back_is_what_all_can() -> None:
     cache = feed(CacheList(KVCache(), CacheList(RotatingKVCache(4))), 6, 1)
     assert (cache.trim_limit(), cache.can_trim(7), cache.is_trimmable()) == (1, True, False)
+    assert not cache.can_trim(3)  # the first child could
     refused(cache, partial(cache.trim, 3), r"trim 3, but child 1, CacheList\(Rotating.*can drop at most 1 tokens")
     assert (cache.trim(1), cache[0].offset, cache[1][0].offset) == (1, 6, 6)
     hybrid = feed(CacheList(KVCache(), ArraysCache(1)), 3)
