@@ -35,7 +35,11 @@ def replacing(path: str) -> Iterator[BinaryIO]:
             code = errno.EISDIR if stat.S_ISDIR(replaced.st_mode) else errno.EINVAL
             raise OSError(code, "not an ordinary file", path)
     beside = os.path.join(folder, f".mlximpl-{secrets.token_hex(8)}.tmp")
-    number = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        number = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    except OSError as error:
+        # The caller knows the name that was given, not the one beside it.
+        raise OSError(error.errno, error.strerror, path) from error
     try:
         with os.fdopen(number, "wb") as file:
             if replaced is not None:
@@ -61,12 +65,14 @@ def _sync(number: int) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """Put the new name on the disk; file systems that cannot sync a folder do it by themselves."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(number)
+    """Put the new name on the disk, where the folder may be opened and its file system does not do it by itself.
+
+    The new file stands under its name by now, so nothing is raised: should the name be lost in a crash, the old file
+    is there, whole.
+    """
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

@@ -40,7 +40,10 @@ class CacheList(AnyCache):
 
     def __getitem__(self, idx: int) -> Any:
         """A child; IndexError for one that is not there."""
-        return self.caches[idx]
+        try:
+            return self.caches[idx]
+        except IndexError:
+            raise IndexError(f"child {idx}, but the list has {len(self.caches)} caches") from None
 
     def __iter__(self) -> Iterator[Any]:
         """The children in order."""

@@ -88,11 +88,19 @@ def _load(path: str, number: int, mmap: bool, verify: bool) -> tuple[list[Any], 
     arrays = _mapped(number, file.tensors, checksums) if mmap and file.mappable and can_adopt() else None
     contents: Mapping[str, bytes] = {}
     if arrays is None:
-        arrays, contents = read_tensors(number, read, file.tensors, checksums, file.listing.scalars)
+        try:
+            arrays, contents = read_tensors(number, read, file.tensors, checksums, file.listing.scalars)
+        except RuntimeError as error:  # how MLX says that it could not read
+            _check_whole(number, size)
+            raise OSError(errno.EIO, str(error), path) from error
     caches = _caches(file.listing, unflatten(_leaves(file, arrays, contents).items()))
+    _check_whole(number, size)
+    return caches, {**file.listing.metadata, **file.metadata}
+
+
+def _check_whole(number: int, size: int) -> None:
     if os.fstat(number).st_size < size:
         raise ValueError(f"it had {size} bytes, and has become shorter while it was read")
-    return caches, {**file.listing.metadata, **file.metadata}
 
 
 def _size(path: str, number: int) -> int:

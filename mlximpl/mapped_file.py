@@ -40,9 +40,11 @@ class MappedFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: str = "ro") -> None:
-        if mode not in MODES:
+        if not isinstance(mode, str) or mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         self.path = os.fspath(path)
+        if not isinstance(self.path, str):
+            raise ValueError(f"path must be a str or a path, not {self.path!r}")
         self.mode = mode
         number = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -110,7 +112,7 @@ class MappedFile:
                 ValueError.
         """
         mapping = self._open()
-        if advice not in ADVICE:
+        if not isinstance(advice, str) or advice not in ADVICE:
             raise ValueError(f"advice must be one of {', '.join(ADVICE)}, not {advice!r}")
         offset, length = self._range(offset, length)
         if offset % mmap.PAGESIZE or (length % mmap.PAGESIZE and offset + length != self.size):

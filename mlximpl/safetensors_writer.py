@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 import mlx.core as mx
 
 from .checksums import PIECE, checksum_of
-from .safetensors_header import DTYPES, LENGTH_MOST, NAMES, check_amount, with_seal
+from .safetensors_header import DIMENSIONS_MOST, DTYPES, LENGTH_MOST, NAMES, check_amount, with_seal
 
 PAGE = 16384
 """Apple's pages are this long; elsewhere they are shorter and divide it."""
@@ -40,6 +40,9 @@ class Item(NamedTuple):
 
 
 def item_of(name: str, array: mx.array) -> Item:
+    """A tensor as it goes into a file. Raises ValueError for more axes than a reader takes."""
+    if array.ndim > DIMENSIONS_MOST:
+        raise ValueError(f"{name}: an array of {array.ndim} axes, and a file holds at most {DIMENSIONS_MOST}")
     return Item(name, NAMES[array.dtype], array.shape, array)
 
 

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from .arrays_cache import ArraysCache
 from .atomic_file import replacing
+from .batch_cache import BatchCache
 from .cache import AnyCache
 from .cache_list import CacheList
 from .file_facts import PLACE, Facts, checksums_text
@@ -18,6 +20,7 @@ from .mlx_lm_files import mlx_lm_keeps, mlx_lm_reads
 from .safetensors_writer import PADDING, PAGE, Item, check_header, header_bytes, item_of, with_padding, write_items
 from .scalars import check_scalar, scalar_item
 from .state_tree import flatten
+from .states import ROWS_MAX
 
 Path = str | os.PathLike[str]
 
@@ -91,6 +94,10 @@ def _check_cache(what: str, cache: Any) -> None:
     name = type(cache).__name__
     if KINDS.get(name) is not type(cache):
         raise ValueError(f"{what} is a {name}; what can be saved is mlximpl's {', '.join(sorted(KINDS))}")
+    rows = cache._rows() if isinstance(cache, BatchCache) else 0
+    rows = cache.batch_size if isinstance(cache, ArraysCache) else rows
+    if rows > ROWS_MAX:
+        raise ValueError(f"{what} has {rows} rows, and a file holds at most {ROWS_MAX}")
     for i, child in enumerate(cache.caches if isinstance(cache, CacheList) else ()):
         _check_cache(f"child {i} of {what}", child)
 

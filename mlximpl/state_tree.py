@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-DEPTH_MOST = 16
+DEPTH_MOST = 40
+"""Enough for lists of caches as deep as `CacheList.from_state` takes them: two lists each, and the layer's own."""
 
 
 def flatten(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
