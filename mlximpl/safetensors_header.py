@@ -108,7 +108,7 @@ def read_header(read: Callable[[int, int], bytes], size: int) -> Header:
     check_amount(raw)
     sealed = seal_fits(raw)
     try:
-        text = raw.decode()
+        text = raw.rstrip(b" ").decode()  # a mappable file's header ends in a page of spaces
     except UnicodeDecodeError as error:
         raise ValueError(f"its header is not UTF-8: {error.reason} at byte {error.start}") from None
     del raw
