@@ -25,7 +25,19 @@ QUANTIZATIONS = tuple((group_size, bits) for bits in (2, 3, 4, 5, 6, 8) for grou
 MOVES = ("filter", "extend", "join", "merge", "extract", "copy", "state", *ops.VIAS)
 
 
-class QuantizedMachine(CacheMachine):
+class KindMachine(CacheMachine):
+    """What several of the kinds' machines have in common."""
+
+    def run(self, operation: ops.Operation) -> None:
+        """One step, unless it needs a cache that is not there: a known finding may have kept it from being made."""
+        met = [*getattr(operation, "caches", ()), getattr(operation, "other", None)]
+        if not isinstance(operation, ops.New | ops.Merge):
+            met.append(operation.cache)
+        if all(name in self.holdings for name in met if name is not None):
+            super().run(operation)
+
+
+class QuantizedMachine(KindMachine):
     """Quantized caches, made as such or of a KVCache."""
 
     begin = NO_RULE
@@ -46,6 +58,15 @@ class QuantizedMachine(CacheMachine):
         name, names = self.cache_name(), self.row_names(rows)
         return ops.New(name, self.kind, names, group_size=self.group_size, bits=self.bits)
 
+    def _plain(self, number: int) -> str | None:
+        """The name of a KVCache, old or new."""
+        name = self.pick(number, lambda holding: holding.kind == "KVCache")
+        if name is None:
+            name = self.cache_name()
+            self.run(ops.New(name, "KVCache", self.row_names(1)))
+            self.run(ops.Update(name, 1 + number))
+        return name if name in self.holdings else None
+
     @precondition(CacheMachine.room)
     @rule()
     def new_plain(self) -> None:
@@ -63,7 +84,7 @@ class QuantizedMachine(CacheMachine):
     @rule(number=small, bits=st.sampled_from([2, 3, 4, 5, 6, 8, 7]), fed=st.integers(0, 3), again=st.integers(0, 3))
     def to_quantized(self, number: int, bits: int, fed: int, again: int) -> None:
         """The original goes on, and so does what was made of it."""
-        name = self.pick(number, lambda holding: holding.kind == "KVCache")
+        name = self._plain(number)
         if name is None:
             return
         made, rows = self.cache_name(), self.row_names(len(self.holdings[name].rows))
@@ -76,8 +97,8 @@ class QuantizedMachine(CacheMachine):
     @rule(number=small, variant=st.sampled_from(ops.VARIANTS), converted=flag)
     def feed_what_was_emptied(self, number: int, variant: str, converted: bool) -> None:
         """Its heads and dtype stay known, also to what is made of it."""
-        plain = self.pick(number, lambda holding: holding.kind == "KVCache") if converted else None
-        name = plain or self.pick(number)
+        name = plain = self._plain(number) if converted else None
+        name = name or self.pick(number)
         if name is None:
             return
         self.run(ops.Update(name, 1, variant=self.holdings[name].variant or "plain"))
@@ -89,7 +110,7 @@ class QuantizedMachine(CacheMachine):
         self.run(ops.Update(name, 2, variant=variant))
 
 
-class ChunkedMachine(CacheMachine):
+class ChunkedMachine(KindMachine):
     """A cache that forgets what no later chunk may see; it makes no masks."""
 
     begin = mask = NO_RULE
@@ -163,7 +184,7 @@ class ChunkedMachine(CacheMachine):
                 self.run(ops.Update(made, tokens, variant=self.holdings[made].variant or "plain"))
 
 
-class ArraysMachine(CacheMachine):
+class ArraysMachine(KindMachine):
     """Recurrent state, alone and in batches."""
 
     begin = mask = update_of_any_shape = extend_by_another_kind = NO_RULE
@@ -285,6 +306,8 @@ class ArraysMachine(CacheMachine):
 
     def _move(self, name: str, how: str, other: int) -> str:
         """Rows go where `how` says; what they are in then is fed and returned."""
+        if name not in self.holdings:
+            return name
         held = [row.name for row in self.holdings[name].rows]
         into, joined = name, self.pick(other)
         match how:
@@ -325,7 +348,7 @@ def _kinds(*children: ops.Child) -> tuple[ops.Child, ...]:
     return children
 
 
-class ListMachine(CacheMachine):
+class ListMachine(KindMachine):
     """Lists of mixed kinds: what each child shows, and that all of them change or none."""
 
     begin = update_of_any_shape = NO_RULE
@@ -397,7 +420,7 @@ class ListMachine(CacheMachine):
         self.children = whole
         self.run(made)
         other = self.pick(number, self.is_batch if batch else self.is_source)
-        if other is None or other == made.cache:
+        if other in (None, made.cache) or made.cache not in self.holdings:
             return
         into, joined = (made.cache, other) if swapped else (other, made.cache)
         rows = self.row_names(len(self.holdings[joined].rows))

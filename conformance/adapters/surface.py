@@ -320,7 +320,7 @@ def _leaves(value: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 def _frozen(value: Any) -> Any:
     if isinstance(value, mx.array):
-        return (value.shape, str(value.dtype), to_numpy(value).tobytes())
+        return (value.shape, str(value.dtype), to_numpy(value).tobytes() if value.size else b"")
     return value
 
 

@@ -34,7 +34,7 @@ class Mutant:
 
     name: str
     kind: str
-    """The machine that hunts it."""
+    """The machine that hunts it, or the test."""
     wrong: str
     """What is wrong, in a sentence."""
     seen: tuple[str, ...]

@@ -30,13 +30,6 @@ def advance_forgets_left_padding(original: Any, self: Any, n: int) -> None:
     self._due = before
 
 
-@breaks("ArraysCache.advance", wrong="left padding counts on below 0", seen="")
-def left_padding_below_0(original: Any, self: Any, n: int) -> None:
-    before = self._due
-    original(self, n)
-    self._due = before if before is None else tuple(due - n for due in before)
-
-
 @breaks("ArraysCache.advance", wrong="lengths are counted down by the tokens, left pads not counted")
 def lengths_without_left_pads_fed(original: Any, self: Any, n: int) -> None:
     pending, due = self._pending, self._dues()

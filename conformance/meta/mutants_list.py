@@ -201,11 +201,6 @@ def lacking_children_left_out(original: Any, self: Any, operation: str) -> Any:
     return [cache for cache in self.caches if hasattr(cache, operation)]
 
 
-@breaks("CacheList.can_trim", wrong="whether tokens may go is asked of the first child alone")
-def trim_asked_of_the_first(original: Any, self: Any, n: int) -> bool:
-    return bool(self.caches[0].can_trim(n))
-
-
 # -- what it says of itself -----------------------------------------------------------------------
 
 

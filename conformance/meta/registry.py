@@ -10,6 +10,7 @@ from conformance.meta import (
     mutants_arrays,
     mutants_chunked,
     mutants_concatenate,
+    mutants_files,
     mutants_list,
     mutants_mask,
     mutants_padding,
@@ -34,6 +35,7 @@ THEMES = (
     mutants_chunked,
     mutants_arrays,
     mutants_list,
+    mutants_files,
 )
 
 

@@ -19,6 +19,7 @@ from conformance.meta.hunt import BATCH, Hunt, against_the_reference, hunt, hunt
 from conformance.meta.mutant import Mutant, MutantError, breaks
 from conformance.meta.quick import QUICK
 from conformance.meta.registry import MUTANTS, by_name
+from conformance.meta.tests_red import BY_TESTS, go_red
 from conformance.operations import KINDS
 
 HARNESS = by_name([harness_mutants])
@@ -29,14 +30,19 @@ def _marked(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.xfail(reason=gap, run=False)) if gap else name
 
 
-@pytest.fixture(scope="module")
-def hunts(request: pytest.FixtureRequest) -> dict[str, Hunt]:
-    """The hunts of all mutants that were selected, run side by side."""
+def _selected(request: pytest.FixtureRequest) -> list[str]:
+    """The names that the tests selected are asked about."""
     here = [
         item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
     ]
     names = [item.callspec.params.get("name") for item in here if hasattr(item, "callspec")]
-    return dict(hunt_all(name for name in names if name in (*KINDS, *MUTANTS) and name not in GAPS))
+    return [name for name in names if isinstance(name, str)]
+
+
+@pytest.fixture(scope="module")
+def hunts(request: pytest.FixtureRequest) -> dict[str, Hunt]:
+    """The hunts of all mutants that were selected, run side by side."""
+    return dict(hunt_all(name for name in _selected(request) if name in (*KINDS, *MUTANTS) and name not in GAPS))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -44,6 +50,17 @@ def test_a_mutant_is_caught(name: str, hunts: dict[str, Hunt]) -> None:
     mutant, caught = MUTANTS[name], hunts[name]
     assert caught.found is not None, f"survived {caught.sequences} sequences: {mutant.wrong}"
     assert not mutant.seen or caught.found.observable in mutant.seen, caught.found.sentence()
+
+
+@pytest.fixture(scope="module")
+def red(request: pytest.FixtureRequest) -> dict[str, bool]:
+    """Whether the tests of all mutants that were selected go red."""
+    return dict(go_red(name for name in _selected(request) if name in BY_TESTS))
+
+
+@pytest.mark.parametrize("name", BY_TESTS)
+def test_a_test_catches_a_mutant(name: str, red: dict[str, bool]) -> None:
+    assert red[name], f"{BY_TESTS[name].kind} passes, although {BY_TESTS[name].wrong}"
 
 
 @pytest.mark.parametrize("name", KINDS)
