@@ -118,6 +118,11 @@ def test_every_golden_is_written_in_the_lists() -> None:
     assert len(SITUATIONS) == len({s.description for s in SITUATIONS}), "a description tells situations apart"
 
 
+def test_every_other_kind_has_eight_lawful_traces_or_more() -> None:
+    places = [path.parent.name for path in PATHS if "deviations" not in path.parts]
+    assert all(places.count(kind) >= 8 for kind in ("quantized", "concatenating", "chunked", "arrays", "list"))
+
+
 # -- a row is what it would be alone --------------------------------------------------------------
 
 
