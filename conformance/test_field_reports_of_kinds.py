@@ -57,7 +57,7 @@ def test_d11_a_file_is_what_it_holds_with_metadata_or_without(
 
 @pytest.mark.parametrize("filled", [0, 1])
 def test_d12_an_unfilled_slot_is_merged_and_extracted(filled: int) -> None:
-    solos = [mlximpl.ArraysCache(2) for _ in range(2)]
+    solos: list[Any] = [mlximpl.ArraysCache(2) for _ in range(2)]
     for i, solo in enumerate(solos):
         solo[filled] = mx.full((1, 3), i + 1)
     batch = solos[0].merge([*solos, mlximpl.ArraysCache(2)])
@@ -89,11 +89,11 @@ def test_r2_tokens_that_were_trimmed_do_not_come_back() -> None:
 @pytest.mark.parametrize("kind", ["QuantizedKVCache", "ConcatenateKVCache", "ChunkedKVCache", "ArraysCache"])
 def test_r4_many_steps_leave_no_growing_graph(kind: str, tmp_path: Path) -> None:
     cache: Any = {
-        "QuantizedKVCache": lambda: mlximpl.QuantizedKVCache(32, 8),
-        "ConcatenateKVCache": mlximpl.ConcatenateKVCache,
-        "ChunkedKVCache": lambda: mlximpl.ChunkedKVCache(16),
-        "ArraysCache": lambda: mlximpl.ArraysCache(1, [0, 1]),
-    }[kind]()
+        "QuantizedKVCache": mlximpl.QuantizedKVCache(32, 8),
+        "ConcatenateKVCache": mlximpl.ConcatenateKVCache(),
+        "ChunkedKVCache": mlximpl.ChunkedKVCache(16),
+        "ArraysCache": mlximpl.ArraysCache(1, [0, 1]),
+    }[kind]
 
     def decode(steps: int) -> int:
         """How many lines the graph behind the state has then."""
