@@ -68,6 +68,7 @@ SITUATIONS: dict[str, Made] = {
     "ring, after several tokens": lambda: fed(mlximpl.RotatingKVCache(8, keep=2), 6, 7),
     "ring, wrapped": lambda: fed(mlximpl.RotatingKVCache(8, keep=2), 6, *[1] * 7),
     "ring, wrapped and trimmed": lambda: fed(mlximpl.RotatingKVCache(8), 10, 1, 1, -1),
+    "ring, a chunk taken back": lambda: fed(mlximpl.RotatingKVCache(8, keep=2), 10, 5, -5),
     "ring, trimmed behind its sinks": lambda: fed(mlximpl.RotatingKVCache(8, keep=2), 12, 1, -11),
     "batch, empty": lambda: mlximpl.BatchKVCache([0, 3]),
     "batch, pads due": lambda: fed(mlximpl.BatchKVCache([0, 3]), 2, rows=2),

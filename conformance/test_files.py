@@ -32,6 +32,7 @@ from mlximpl import PromptCacheFileError, safetensors_reader
 from mlximpl import load_prompt_cache as load
 from mlximpl import save_prompt_cache as save
 from mlximpl.safetensors_header import Tensor
+from mlximpl.scalars import check_scalar, read_scalar, scalar_item
 from mlximpl.state_tree import flatten, unflatten
 
 
@@ -134,6 +135,7 @@ def test_float64_comes_back(file: Path, mappable: bool, elements: int) -> None:
         save(file, [cache], mappable=mappable)
     except ValueError as error:
         pytest.skip(f"this device has no float64: {error}")
+    assert json.loads(split(file)[0]["__metadata__"]["2.0"])["mlx_lm"] is False
     for way in WAYS:
         loaded = load(file, False, **way)[0]
         assert loaded[0].dtype == mx.float64
@@ -280,37 +282,27 @@ def test_pads_are_zeros_in_the_file(file: Path, make: Made, mappable: bool) -> N
     save(file, [cache], mappable=mappable)
     assert tokens_in(file) == {11}
     cache.finalize()
-    save(file, [cache], mappable=mappable)
-    assert tokens_in(file) == {11}
+    for each in (cache, mlximpl.CacheList(mlximpl.CacheList(cache))):
+        save(file, [each], mappable=mappable)
+        assert tokens_in(file) == {11}
 
 
 @pytest.mark.parametrize("mappable", LAYOUTS)
 def test_slots_that_a_trim_left_in_a_ring_are_zeros(file: Path, mappable: bool) -> None:
-    solo = mlximpl.RotatingKVCache(6)
-    solo.update_and_fetch(*marked(*range(8)))
+    ring = mlximpl.RotatingKVCache(8, keep=2)
+    for token in range(12):
+        ring.update_and_fetch(*marked(token))
+    ring.trim(1)
     batch = mlximpl.BatchRotatingKVCache(4, [3])
-    for token in range(9, 9 + 6):
-        batch.update_and_fetch(*marked(token))
-    for cache, last in ((solo, 7), (batch, 14)):
-        held = tokens(cache, file, mappable)
-        assert max(held) == last
-        if cache.can_trim(1):
-            cache.trim(1)
-            assert max(tokens(cache, file, mappable)) == last - 1
-    wrapped = mlximpl.BatchRotatingKVCache(4, [3])
     for token in range(5):
-        wrapped.update_and_fetch(*marked(token))
-    wrapped.trim(1)
-    assert wrapped._ring.wrapped and wrapped._pads[0] > 0
-    save(file, [wrapped], mappable=mappable)
-    assert tokens_in(file) == {3}
-    (loaded,) = load(file)
-    assert same(decode(loaded, 9), decode(wrapped, 9))
-
-
-def tokens(cache: Cache, path: Path, mappable: bool) -> set[int]:
-    save(path, [cache], mappable=mappable)
-    return tokens_in(path)
+        batch.update_and_fetch(*marked(token))  # the first three are pads
+    batch.trim(1)
+    for cache, held in ((ring, {0, 1, *range(6, 11)}), (batch, {3})):
+        assert cache._ring.wrapped
+        save(file, [cache], mappable=mappable)
+        assert tokens_in(file) == held
+        (loaded,) = load(file)
+        assert same(decode(loaded, 9), decode(cache, 9))
 
 
 def upstream() -> Any:
@@ -318,7 +310,13 @@ def upstream() -> Any:
 
 
 NOT_READ = (
-    *("ring, wrapped and trimmed", "batch, pending", "batch, announced", "batch of rings, pending"),
+    *(
+        "ring, wrapped and trimmed",
+        "ring, a chunk taken back",
+        "batch, pending",
+        "batch, announced",
+        "batch of rings, pending",
+    ),
     *("concatenated, empty", "arrays, no slots", "list of nothing"),
 )
 """The situations that mlx-lm's states cannot express, or that it does not read back itself."""
@@ -395,3 +393,35 @@ def test_trees() -> None:
     assert leaves == [("0.0", "k"), ("0.1", "v"), ("0.2", 3), ("1", []), ("2.0", []), ("2.1.0", None)]
     assert unflatten(reversed(leaves)) == [["k", "v", 3], [], [[], [None]]]
     assert list(flatten([])) == [("", [])] and unflatten([("", [])]) == []
+    with pytest.raises(ValueError, match=r"'0\.0' lies below a value"):
+        unflatten([("0", 1), ("0.0", 2)])
+    with pytest.raises(ValueError, match="there are values at and below '0'"):
+        unflatten([("0.0", 2), ("0", 1)])
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "dtype", "content"),
+    [
+        (17, "scalar", "I32", "11000000"),
+        (-(2**31), "scalar", "I32", "00000080"),
+        (2**31, "scalar", "I64", "0000008000000000"),
+        (-(2**63), "scalar", "I64", "0000000000000080"),
+        (True, "scalar", "BOOL", "01"),
+        ("", "string", "F32", ""),
+        ("a\U0001f600", "string", "I32", "6100000000f60100"),
+        (None, "none", "F32", ""),
+    ],
+)
+def test_values_that_are_no_arrays(value: Any, kind: str, dtype: str, content: str) -> None:
+    found, item = scalar_item("0.2", value)
+    assert (found, item.dtype, item.content) == (kind, dtype, bytes.fromhex(content))
+    read = read_scalar("0.2", kind, Tensor(item.dtype, item.shape, 0, item.nbytes), bytes.fromhex(content))
+    assert type(read) is type(value) and read == value
+
+
+@pytest.mark.parametrize("value", [1.5, 2**63, -(2**63) - 1, "half \ud800", "x" * 16385, b"bytes", object()])
+def test_values_that_no_state_has(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"the state's value at 0\.2 cannot be saved"):
+        check_scalar("0.2", value)
+    with pytest.raises(ValueError, match=r"the state's value at 0\.2 cannot be saved"):
+        scalar_item("0.2", value)

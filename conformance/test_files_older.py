@@ -53,8 +53,9 @@ def test_a_slid_chunk_of_an_older_file_is_read_where_its_offset_is_in_it(file: P
     older(file, ["ChunkedKVCache"], [[keys, keys]], [["4", "5"]])
     (cache,) = load(file)
     assert (cache.offset, cache.start_position) == (8, 5) and same(list(cache.keys_and_values()), zeros(3, 3))
-    for width, start in ((8, 5), (5, 5), (3, 5)):
-        older(file, ["ChunkedKVCache"], [zeros(width, width)], [["4", str(start)]])
+    unwritten = mx.zeros((1, 2, 5, 4))
+    for state in (zeros(8, 8), zeros(5, 5), zeros(3, 3), [unwritten, unwritten], [keys, mx.ones(keys.shape)]):
+        older(file, ["ChunkedKVCache"], [state], [["4", "5"]])
         with pytest.raises(PromptCacheFileError, match=r"cache 0 is a ChunkedKVCache that has slid, .* did not save"):
             load(file)
 
@@ -69,6 +70,7 @@ def test_a_slid_chunk_of_an_older_file_is_read_where_its_offset_is_in_it(file: P
         (["RotatingKVCache"], [zeros(3, 3)], [["1", "2", "x", "4"]], "is not 4 whole numbers"),
         (["RotatingKVCache"], [zeros(3, 3)], [["1", "2", "3", "1_0"]], "is not 4 whole numbers"),
         (["RotatingKVCache"], [zeros(3, 3)], [["1", "2", "3", "9" * 30]], "is not 4 whole numbers"),
+        (["RotatingKVCache"], [zeros(3, 3)], [["1", "2", "3", "\u0663"]], "is not 4 whole numbers"),
         (["RotatingKVCache"], [zeros(3, 3)], [""], "is not 4 whole numbers"),
         (["BatchRotatingKVCache"], [zeros(3, 3, 3, 3)], [["3", "3", "3", "Perhaps"]], "True or False"),
         (["CacheList"], [[zeros(3, 3)]], [[["KVCache"], ["", ""]]], "is not class names and meta states"),

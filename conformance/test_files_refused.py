@@ -396,7 +396,7 @@ def caused_by_a_refusal(refusal: BaseException | None) -> bool:
         b'{"__metadata__":{' + b",".join(b'"%x":""' % i for i in range(400_000)) + b"}}",
         b'{"a":"' + b"\\u4e2d" * 1_500_000 + b'"}',
         b'{"a":"' + "\U0001f600".encode() * 2_500_000 + b'"}',
-        b'{"a":"' + b"x" * 9_000_000 + b"\xc3\xa4" + b'"}',
+        b'{"a":"' + b"x" * 20_000_000 + "\U0001f600".encode() + b'"}',
         b'"' * 5_000_000,
         b"\\" * 5_000_000,
     ],

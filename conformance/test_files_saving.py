@@ -32,7 +32,12 @@ class OwnCache(mlximpl.KVCache):
     pass
 
 
-@pytest.mark.parametrize(("wrong", "name"), [(None, "NoneType"), (OwnCache(), "OwnCache"), (mx.array(1), "array")])
+OTHER = type("KVCache", (), {})()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"), [(None, "NoneType"), (OwnCache(), "OwnCache"), (mx.array(1), "array"), (OTHER, "KVCache")]
+)
 def test_other_caches_are_refused(file: Path, wrong: Any, name: str) -> None:
     save(file, [])
     before = file.read_bytes()
