@@ -107,8 +107,11 @@ def read_header(read: Callable[[int, int], bytes], size: int) -> Header:
     raw = read(8, length)
     check_amount(raw)
     sealed = seal_fits(raw)
+    stop = raw.rfind(b"}") + 1
+    if raw[stop:] == b" " * (length - stop):
+        raw = raw[:stop]  # a mappable file's header ends in a page of spaces
     try:
-        text = raw.rstrip(b" ").decode()  # a mappable file's header ends in a page of spaces
+        text = raw.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"its header is not UTF-8: {error.reason} at byte {error.start}") from None
     del raw
