@@ -14,7 +14,7 @@ as every other batch's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -182,5 +182,9 @@ def _joined(parts: Sequence[Array | None], rows: Sequence[int], call: str) -> Ar
     shapes = {(part.shape[1:], str(part.dtype)) for part in filled}
     if len(shapes) > 1:
         raise ValueError(f"{call}: slots of {sorted(map(str, shapes))} do not go together")
-    zeros: Callable[[int], Array] = lambda n: np.zeros((n, *filled[0].shape[1:]), filled[0].dtype)  # noqa: E731
-    return np.concatenate([zeros(n) if part is None else part for part, n in zip(parts, rows, strict=True)])
+    like = filled[0]
+    blocks = [
+        part if part is not None else np.zeros((n, *like.shape[1:]), like.dtype)
+        for part, n in zip(parts, rows, strict=True)
+    ]
+    return np.concatenate(blocks)
