@@ -259,14 +259,18 @@ class CacheMachine(RuleBasedStateMachine):
         """A batch three times out of four where batches are under test, else any cache."""
         return (self.pick_batch(number) if number % 4 else None) or self.pick(number)
 
+    def announced_part(self, holding: Holding, tokens: int) -> int:
+        """As many tokens, or fewer where a pending prefill has announced fewer."""
+        if holding.pending and holding.announced:
+            return 1 + (tokens - 1) % holding.announced
+        return tokens
+
     def _update(self, number: int, tokens: int, window: int | None, return_array: bool) -> None:
         name = self.pick_to_feed(number)
         if name is None:
             return
         holding = self.holdings[name]
-        announced = holding.announced
-        if holding.pending and announced:
-            tokens = 1 + (tokens - 1) % announced
+        tokens = self.announced_part(holding, tokens)
         variant = holding.variant or "plain"
         self.run(ops.Update(name, tokens, window, return_array, variant))
 
@@ -367,8 +371,7 @@ class CacheMachine(RuleBasedStateMachine):
         holding = self.holdings[name]
         if holding.announced is None:
             chunk = max([chunk, *((row.promised or 0) + row.due for row in holding.rows)])
-        elif holding.announced:
-            chunk = 1 + (chunk - 1) % holding.announced
+        chunk = self.announced_part(holding, chunk)
         self.run(ops.Update(name, chunk, variant=holding.variant or "plain"))
         if finish:
             self.run(ops.Finalize(name))

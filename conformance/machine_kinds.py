@@ -232,8 +232,7 @@ class ArraysMachine(KindMachine):
         if name is None:
             return
         holding = self.holdings[name]
-        if holding.pending and holding.announced:
-            tokens = 1 + (tokens - 1) % holding.announced
+        tokens = self.announced_part(holding, tokens)
         self.run(ops.Update(name, tokens, slot=slot % len(holding.filled)))
 
     @rule(number=small, tokens=st.integers(-1, 9), more=flag)

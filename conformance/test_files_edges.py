@@ -45,14 +45,17 @@ def test_a_folder_that_may_not_be_read_is_written_to(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("mappable", [False, True])
 def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mappable: bool) -> None:
-    path, read = tmp_path / "cache.safetensors", safetensors_reader.read_tensors
+    """After MLX has looked at the header, and before it reads the tensors: then it raises an error of its own."""
+    path, loaded = tmp_path / "cache.safetensors", safetensors_reader._loaded
 
-    def cut_first(*arguments: Any) -> Any:
+    def cut_then(*arguments: Any) -> Any:
+        found = loaded(*arguments)
+        assert found
         os.truncate(path, 200_000)
-        return read(*arguments)
+        return found
 
     mlximpl.save_prompt_cache(path, [fed(3000)], mappable=mappable)
-    monkeypatch.setattr("mlximpl.load_prompt_file.read_tensors", cut_first)
+    monkeypatch.setattr(safetensors_reader, "_loaded", cut_then)
     with pytest.raises(mlximpl.PromptCacheFileError, match="has become shorter"):
         mlximpl.load_prompt_cache(path)
 

@@ -3,45 +3,19 @@
 import mlx.core as mx
 
 from .append import join
-from .cache import Cache
-from .checks import check_update
-from .growing_cache import GrowingCache
+from .growing_cache import PlainGrowingCache
 from .states import state_buffers, state_elements
 
 
-class ConcatenateKVCache(GrowingCache, Cache):
+class ConcatenateKVCache(PlainGrowingCache):
     """A growing cache without spare columns: for large blocks, or one that is read and not decoded into.
 
     Attributes:
         offset: how many tokens are held: the position that the next one gets.
     """
 
-    def __init__(self) -> None:
-        self.keys = None
-        self.values = None
-        self.offset = 0
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append N columns and return all of them.
-
-        Args:
-            keys: (B, H, N, D).
-            values: (B, H, N, Dv).
-
-        Returns:
-            keys (B, H, offset, D) and values (B, H, offset, Dv).
-
-        Raises:
-            ValueError: the arrays fit neither each other nor the cache, or N is 0.
-        """
-        rows = None if self.keys is None else self.keys.shape[0]
-        n = check_update(keys, values, self.keys, self.values, rows)
-        held_keys, held_values = self._stored_arrays()
-        new_keys = join([keys] if held_keys is None else [held_keys, keys])
-        new_values = join([values] if held_values is None else [held_values, values])
-        self.keys, self.values = new_keys, new_values
-        self.offset += n
-        return self.keys_and_values()
+    def _appended(self, held: mx.array | None, columns: mx.array) -> mx.array:
+        return join([columns] if held is None else [held[..., : self.offset, :], columns])
 
     @property
     def state(self) -> tuple[object, ...]:

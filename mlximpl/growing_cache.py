@@ -2,8 +2,8 @@
 
 import mlx.core as mx
 
-from .cache import AnyCache
-from .checks import check_mask
+from .cache import AnyCache, Cache
+from .checks import check_mask, check_update
 from .masks import Mask, solo_mask
 from .trim import growing_limit
 
@@ -49,3 +49,36 @@ class GrowingCache(AnyCache):
 
     def _trim(self, n: int) -> None:
         self.offset -= n
+
+
+class PlainGrowingCache(GrowingCache, Cache):
+    """A growing cache of the arrays as they are fed."""
+
+    def __init__(self) -> None:
+        self.keys = None
+        self.values = None
+        self.offset = 0
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append N columns and return all of them.
+
+        Args:
+            keys: (B, H, N, D).
+            values: (B, H, N, Dv).
+
+        Returns:
+            keys (B, H, offset, D) and values (B, H, offset, Dv).
+
+        Raises:
+            ValueError: the arrays fit neither each other nor the cache, or N is 0.
+        """
+        rows = None if self.keys is None else self.keys.shape[0]
+        n = check_update(keys, values, self.keys, self.values, rows)
+        new_keys, new_values = self._appended(self.keys, keys), self._appended(self.values, values)
+        self.keys, self.values = new_keys, new_values
+        self.offset += n
+        return self.keys_and_values()
+
+    def _appended(self, held: mx.array | None, columns: mx.array) -> mx.array:
+        """A buffer (B, H, S, D) that has the columns behind the `offset` ones held."""
+        raise NotImplementedError

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from .append import append_columns
-from .cache import Cache
-from .checks import check_update
-from .growing_cache import GrowingCache
+from .growing_cache import PlainGrowingCache
 from .quantized_kv_cache import QuantizedKVCache
 from .states import state_buffers, state_elements, state_int
 
@@ -16,38 +14,15 @@ if TYPE_CHECKING:
     from .batch_kv_cache import BatchKVCache
 
 
-class KVCache(GrowingCache, Cache):
+class KVCache(PlainGrowingCache):
     """A growing cache that keeps every token.
 
     Attributes:
         offset: how many tokens are held: the position that the next one gets.
     """
 
-    def __init__(self) -> None:
-        self.keys = None
-        self.values = None
-        self.offset = 0
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append N columns and return all of them.
-
-        Args:
-            keys: (B, H, N, D).
-            values: (B, H, N, Dv).
-
-        Returns:
-            keys (B, H, offset, D) and values (B, H, offset, Dv).
-
-        Raises:
-            ValueError: the arrays fit neither each other nor the cache, or N is 0.
-        """
-        rows = None if self.keys is None else self.keys.shape[0]
-        n = check_update(keys, values, self.keys, self.values, rows)
-        new_keys = append_columns(self.keys, keys, self.offset, self.step)
-        new_values = append_columns(self.values, values, self.offset, self.step)
-        self.keys, self.values = new_keys, new_values
-        self.offset += n
-        return self.keys_and_values()
+    def _appended(self, held: mx.array | None, columns: mx.array) -> mx.array:
+        return append_columns(held, columns, self.offset, self.step)
 
     @property
     def state(self) -> tuple[object, ...]:

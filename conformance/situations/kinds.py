@@ -31,7 +31,6 @@ from conformance.situations.build import (
 
 WIDE = Config(key_dim=32, value_dim=32, two_level=True)
 TWO_GROUPS = Config(key_dim=64, value_dim=32, two_level=True)
-GROUP_OF_64 = Config(key_dim=64, value_dim=64, two_level=True)
 
 QUANTIZED: tuple[Situation, ...] = (
     situation(
