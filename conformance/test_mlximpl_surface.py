@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mlximpl
-from mlximpl import BatchKVCache, BatchRotatingKVCache, KVCache, RotatingKVCache
+from mlximpl import BatchKVCache, BatchRotatingKVCache, ChunkedKVCache, KVCache, RotatingKVCache
 
 Cache = Any  # the four share no annotated base that says all of what is asked here
 Make = Callable[[], Cache]
@@ -698,12 +698,27 @@ def test_what_a_ring_can_give_back() -> None:
     feed(ring, 3)
     assert (ring.trim_limit(), ring.is_trimmable()) == (6, True)
     feed(ring, 3)
-    assert (ring.trim_limit(), ring.is_trimmable()) == (3, False)
+    assert (ring.trim_limit(), ring.is_trimmable()) == (3, True)
+    assert not RotatingKVCache.from_state(ring.state).is_trimmable()
+    assert ring.trim(1) == 1
+    assert (ring.trim_limit(), ring.is_trimmable()) == (2, False)
     feed(ring, 1)
-    assert ring.trim_limit() == 1
+    assert (ring.trim_limit(), ring.is_trimmable()) == (1, False)
     assert ring.trim(1) == 1
     assert ring.trim_limit() == 0
     assert ring.trim(0) == 0
+
+
+def test_a_slid_chunk_gives_back_what_came_together() -> None:
+    chunk = feed(ChunkedKVCache(4), 9)
+    chunk.maybe_trim_front()
+    feed(chunk, 3)
+    assert (chunk.trim_limit(), chunk.is_trimmable()) == (4, True)
+    assert not ChunkedKVCache.from_state(chunk.state).is_trimmable()
+    assert chunk.trim(2) == 2
+    assert not chunk.is_trimmable()
+    feed(chunk, 1)
+    assert not chunk.is_trimmable()
 
 
 def attend(cache: Cache, x: mx.array) -> mx.array:

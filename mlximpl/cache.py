@@ -34,7 +34,8 @@ class AnyCache:
         return 0 <= whole("the number of tokens to trim", n) <= self.trim_limit()
 
     def is_trimmable(self) -> bool:
-        """Whether every n up to the (shortest row's) offset may be trimmed."""
+        """Whether every n up to the (shortest row's) offset may be trimmed; of a solo cache also whether all of its
+        last update may, if that brought several tokens."""
         raise NotImplementedError
 
     def trim(self, n: int) -> int:

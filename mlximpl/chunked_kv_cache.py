@@ -12,6 +12,7 @@ from .append import append_columns
 from .cache import Cache
 from .checks import check_size, check_update
 from .states import state_buffers, state_elements, state_int
+from .trim import trimmable
 
 
 class ChunkedKVCache(Cache):
@@ -38,6 +39,7 @@ class ChunkedKVCache(Cache):
         self.offset = 0
         self.start_position = 0
         self._front = 0  # slots before the oldest token: dropped, and not yet copied away
+        self._fed = 0  # tokens of the last update, as long as they may be the next to go
 
     def _columns(self) -> int:
         return self.offset - self.start_position
@@ -74,6 +76,7 @@ class ChunkedKVCache(Cache):
         )
         self.keys, self.values, self._front = new_keys, new_values, front
         self.offset += n
+        self._fed = n
         return self.keys_and_values()
 
     def _from(self, front: int) -> tuple[mx.array | None, mx.array | None]:
@@ -100,9 +103,10 @@ class ChunkedKVCache(Cache):
         return max(0, self.offset - first_whole_chunk)
 
     def is_trimmable(self) -> bool:
-        return self.trim_limit() >= self.offset
+        return trimmable(self.trim_limit(), self.offset, self._fed)
 
     def _trim(self, n: int) -> None:
+        self._fed = 0
         self.offset -= n
 
     @property
@@ -121,7 +125,7 @@ class ChunkedKVCache(Cache):
         start = state_int(kind, "start_position", elements[4], 0, offset // chunk_size * chunk_size)
         if offset - start > width:
             raise ValueError(f"{kind} state: positions {start} to {offset} do not lie in {width} columns")
-        self.keys, self.values, self._front = keys, values, 0
+        self.keys, self.values, self._front, self._fed = keys, values, 0, 0
         self.offset, self.chunk_size, self.start_position = offset, chunk_size, start
 
     def __repr__(self) -> str:

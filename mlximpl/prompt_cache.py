@@ -83,7 +83,7 @@ def _check_bound(name: str, what: str, size: int, max_kv_size: int | None) -> No
 
 
 def can_trim_prompt_cache(cache: Sequence[Any]) -> bool:
-    """Whether every layer can drop any number of tokens up to all it has been fed."""
+    """Whether every layer can drop all it has been fed, or several tokens that came last and together."""
     return all(layer.is_trimmable() for layer in cache)
 
 

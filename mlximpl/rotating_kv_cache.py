@@ -13,7 +13,7 @@ from .ring_update import ring_update, ring_write
 from .saved_columns import hide_pads
 from .states import check_ring_rows, state_buffers, state_elements, state_int
 from .temporal_order import Ring, temporal_columns
-from .trim import ring_can_trim, ring_limit, ring_trim
+from .trim import ring_can_trim, ring_limit, ring_trim, trimmable
 
 if TYPE_CHECKING:
     from .batch_rotating_kv_cache import BatchRotatingKVCache
@@ -38,6 +38,7 @@ class RotatingKVCache(Cache):
     def __init__(self, max_size: int, keep: int = 0) -> None:
         self._ring = Ring(*check_ring(max_size, keep))
         self._pads = 0  # columns behind the sinks that hold no token
+        self._fed = 0  # tokens of the last update, as long as they may be the next to go
         self.keys = None
         self.values = None
         self.offset = 0
@@ -79,6 +80,7 @@ class RotatingKVCache(Cache):
         self._ring = write.after
         self._pads = max(0, self._pads - write.evicted)
         self.offset += n
+        self._fed = n
         return self.keys_and_values()
 
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Mask:
@@ -116,9 +118,10 @@ class RotatingKVCache(Cache):
         return n == 0 or (n > 0 and ring_can_trim(n, [self.offset], [self._pads], self._ring))
 
     def is_trimmable(self) -> bool:
-        return self.trim_limit() >= self.offset
+        return trimmable(self.trim_limit(), self.offset, self._fed)
 
     def _trim(self, n: int) -> None:
+        self._fed = 0
         left = self.offset - n
         if left <= self.keep:
             # Sinks lie at the front whether the ring has wrapped or not.
@@ -165,7 +168,7 @@ class RotatingKVCache(Cache):
             pads = state_int(kind, "pads", elements[6], 0, max(0, ring.stored - keep))
         check_ring_rows(kind, [offset], [pads], [0], ring.stored, keep, max_size)
         self.keys, self.values, self.offset = keys, values, offset
-        self._ring, self._pads = ring, pads
+        self._ring, self._pads, self._fed = ring, pads, 0
 
     def _saved_state(self) -> tuple[object, ...]:
         ring = self._ring

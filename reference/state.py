@@ -81,6 +81,8 @@ class Cache:
     """Of a quantized cache, whose keys and values are stored columns: see `quantize.to_columns`."""
     chunk_size: int | None = None
     """Of a chunked cache: how many tokens `trim_front` leaves."""
+    fed: int = 0
+    """Of a solo cache: how many tokens its last update had; 0 once they were trimmed or the cache was restored."""
 
     @property
     def rows(self) -> int:
@@ -109,13 +111,13 @@ def ring(max_size: int, keep: int = 0) -> Cache:
     return solo(max_size, keep)
 
 
-def batch(left_padding: Sequence[int], max_size: int | None = None) -> Cache:
+def batch(left_padding: Sequence[int], max_size: int | None = None, keep: int = 0) -> Cache:
     """A new `BatchKVCache`, or with `max_size` a new `BatchRotatingKVCache`.
 
     Row b's first `left_padding[b]` columns will be pads, so it starts at offset `-left_padding[b]`.
     """
     if max_size is not None:
-        _check_ring(max_size, 0)
+        _check_ring(max_size, keep)
     if any(pads < 0 for pads in left_padding):
         raise ValueError(f"left_padding {list(left_padding)} has a negative number")
     return Cache(
@@ -126,6 +128,7 @@ def batch(left_padding: Sequence[int], max_size: int | None = None) -> Cache:
         due=tuple(left_padding),
         batched=True,
         max_size=max_size,
+        keep=keep,
     )
 
 
@@ -201,6 +204,9 @@ def check(cache: Cache) -> None:
         assert slots == cache.max_size and cache.keep <= cache.head <= slots
     for table, tokens in zip(cache.positions, cache.tokens, strict=True):
         held = [p for p in table.tolist() if p != NO_TOKEN]
+        if cache.batched and slots:
+            assert [p for p in table.tolist() if 0 <= p < cache.keep] == list(range(min(cache.keep, tokens)))
+            assert all(p in (NO_TOKEN, s) for s, p in enumerate(table[: cache.keep])), "sinks lie in their own slots"
         assert len(held) == len(set(held)), "a token lies in one slot"
         assert all(0 <= p < tokens for p in held)
         window = None if cache.max_size is None else cache.max_size - cache.keep

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from reference.extract import held_tokens
 from reference.masks import window_of
-from reference.state import NO_TOKEN, Array, Cache, kind, needed, offsets
+from reference.state import NO_TOKEN, Array, Cache, Positions, kind, needed, offsets
 from reference.temporal_order import temporal_slots
 
 
@@ -50,8 +52,21 @@ def trim_limit(cache: Cache) -> int:
 
 
 def is_trimmable(cache: Cache) -> bool:
-    """Whether every n up to the shortest row's offset may be dropped."""
-    return trim_limit(cache) >= min(offsets(cache), default=0)
+    """Whether every n up to the shortest row's offset may be dropped, or several tokens that came last and together.
+
+    A speculative decoder feeds its drafts together, asks this, and drops what was rejected; what it hears as a "no"
+    leaves rejected tokens in the cache.
+
+    >>> import numpy as np
+    >>> from reference.state import ring
+    >>> from reference.update import update
+    >>> def tokens(n): return np.zeros((1, 1, n, 1))
+    >>> full = update(ring(4), tokens(4), tokens(4))
+    >>> [is_trimmable(update(full, tokens(n), tokens(n))) for n in (1, 3)]
+    [False, True]
+    """
+    limit = trim_limit(cache)
+    return limit >= min(offsets(cache), default=0) or 1 < cache.fed <= limit
 
 
 def trim(cache: Cache, count: int) -> Cache:
@@ -78,20 +93,36 @@ def trim(cache: Cache, count: int) -> Cache:
     tokens = tuple(t - count for t in cache.tokens)
     if cache.wrapped and cache.head - cache.keep >= count:
         head = cache.head - count
-        positions = cache.positions.copy()
+        positions = _without(cache.positions, tokens)
         positions[:, head : cache.head] = NO_TOKEN
-        return replace(cache, positions=positions, tokens=tokens, head=head)
-    sinks_left = min(cache.keep, *tokens)
-    left = temporal_slots(cache)[: max(cache.slots - count, sinks_left)]
+        return replace(cache, positions=positions, tokens=tokens, head=head, fed=0)
+    left = temporal_slots(cache)[: _slots_left(cache, cache.slots - count, tokens)]
     return replace(
         cache,
         keys=_take(cache.keys, left),
         values=_take(cache.values, left),
-        positions=cache.positions[:, left],
+        positions=_without(cache.positions, tokens)[:, left],
         tokens=tokens,
         head=len(left),
         wrapped=False,
+        fed=0,
     )
+
+
+def _slots_left(cache: Cache, count: int, tokens: tuple[int, ...]) -> int:
+    """How many slots stay of a ring that loses all but `count`: its sinks do, as long as they are tokens.
+
+    The sinks' slots of a batch stay while any row has a token, or any column is left behind them.
+    """
+    if cache.batched:
+        return max(count, cache.keep) if any(tokens) or count > cache.keep else 0
+    return max(count, min(cache.keep, *tokens))
+
+
+def _without(positions: Positions, tokens: tuple[int, ...]) -> Positions:
+    """The table (B, S) without what a row has no longer: `tokens[b]` are left to row b."""
+    left = np.array(tokens, np.int64)[:, None]
+    return np.where(positions < left, positions, NO_TOKEN)
 
 
 def _take(x: Array | None, slots: list[int]) -> Array:

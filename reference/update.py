@@ -13,6 +13,7 @@ import numpy as np
 from reference import append, ring_update
 from reference.moving import move, move_positions
 from reference.padding import announced, incoming
+from reference.sinks import into_sinks, reserved
 from reference.state import Array, Cache, Pending, Positions, head_shapes, kind
 
 
@@ -40,12 +41,12 @@ def update(cache: Cache, keys: Array, values: Array) -> Cache:
         rows = keys.shape[0]
         nothing = np.zeros((rows, 0), np.int64)
         cache = replace(cache, positions=nothing, tokens=(0,) * rows, due=(0,) * rows)
-    cache = announced(cache, count)
+    cache = reserved(announced(cache, count))
 
     new = incoming(cache, count)
-    sources, head, wrapped = _place(cache, count)
-    old_keys = cache.keys if cache.keys is not None else keys[:, :, :0]
-    old_values = cache.values if cache.values is not None else values[:, :, :0]
+    sources, head, wrapped = _place(cache, count, new)
+    old_keys = cache.keys if cache.keys is not None else _no_tokens(keys, cache.slots)
+    old_values = cache.values if cache.values is not None else _no_tokens(values, cache.slots)
     return replace(
         cache,
         keys=move(np.concatenate([old_keys, keys], axis=2), sources),
@@ -56,6 +57,7 @@ def update(cache: Cache, keys: Array, values: Array) -> Cache:
         head=head,
         wrapped=wrapped,
         pending=_pending_after(cache, count),
+        fed=0 if cache.batched else count,
     )
 
 
@@ -64,15 +66,21 @@ def fetch_positions(cache: Cache, count: int) -> tuple[Positions, Positions]:
     if not cache.rows and not cache.batched:
         nothing = np.zeros((1, 0), np.int64)
         cache = replace(cache, positions=nothing, tokens=(0,), due=(0,))
-    cache = announced(cache, count)
+    cache = reserved(announced(cache, count))
     new = incoming(cache, count)
-    sources, _, _ = _place(cache, count)
+    sources, _, _ = _place(cache, count, new)
     return _positions_after(cache, new, sources), new
 
 
-def _place(cache: Cache, count: int) -> tuple[Positions, int, bool]:
+def _place(cache: Cache, count: int, new: Positions) -> tuple[Positions, int, bool]:
     place = append.place if cache.max_size is None else ring_update.place
-    return place(cache, count)
+    sources, head, wrapped = place(cache, count)
+    return into_sinks(cache, new, sources), head, wrapped
+
+
+def _no_tokens(x: Array, slots: int) -> Array:
+    rows, heads, _, size = x.shape
+    return np.zeros((rows, heads, slots, size), x.dtype)
 
 
 def _positions_after(cache: Cache, new: Positions, sources: Positions) -> Positions:

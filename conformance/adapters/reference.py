@@ -153,8 +153,10 @@ def _on_cache(cache: ref.Cache, operation: ops.Operation, inputs: Inputs) -> tup
             return ref.trim_front(cache), nothing
         case ops.ToQuantized():
             return ref.to_quantized(cache, operation.group_size, operation.bits), nothing
-        case ops.Copy() | ops.Restore():
+        case ops.Copy():
             return cache, nothing
+        case ops.Restore():
+            return replace(cache, fed=0), nothing
     raise NotImplementedError(operation.op)
 
 

@@ -169,6 +169,13 @@ def chunk_not_trimmable(original: Any, self: Any) -> bool:
     return False
 
 
+@breaks("ChunkedKVCache._trim", wrong="what was fed together before a trim is still offered", seen="trimmable")
+def offered_after_a_trim(original: Any, self: Any, n: int) -> None:
+    fed = self._fed
+    original(self, n)
+    self._fed = fed
+
+
 @breaks("ChunkedKVCache._trim", wrong="the start goes back with the tokens", seen="start_position")
 def start_goes_back(original: Any, self: Any, n: int) -> None:
     original(self, n)

@@ -184,6 +184,16 @@ def always_trimmable(original: Any, self: Any) -> bool:
     return True
 
 
+@breaks(
+    "RotatingKVCache.is_trimmable",
+    "ChunkedKVCache.is_trimmable",
+    wrong="drafts that came together count as single tokens",
+    seen="trimmable",
+)
+def drafts_not_trimmable(original: Any, self: Any) -> bool:
+    return bool(self.trim_limit() >= self.offset)
+
+
 # -- what it says of itself -----------------------------------------------------------------------
 
 

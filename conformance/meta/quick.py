@@ -168,6 +168,8 @@ QUICK = (
     "chunk_trim_clipped",
     "slid_is_trimmable",
     "chunk_not_trimmable",
+    "drafts_not_trimmable",
+    "offered_after_a_trim",
     "start_goes_back",
     "size_is_the_offset",
     "empty_before_position_1",
