@@ -1,4 +1,4 @@
-"""Append another batch's rows. Both end in the same column; the narrower one gets pads at its front.
+"""Append another batch's rows. Both end in the same column; the narrower one gets pads at its front, behind the sinks.
 
 row a   0   1   2   3                          row a   0   1   2   3
                           extend               row b   .   .   0   1
@@ -20,7 +20,7 @@ def extend(cache: Cache, other: Cache) -> Cache:
     """The batch of the rows of both.
 
     Two rings are put in temporal order first, unless both are wrapped with their heads at the same slot.
-    Raises ValueError when kind, `max_size`, head shapes or dtypes differ.
+    Raises ValueError when kind, `max_size`, `keep`, head shapes or dtypes differ.
 
     >>> from reference.state import batch
     >>> from reference.update import update
@@ -36,7 +36,8 @@ def extend(cache: Cache, other: Cache) -> Cache:
     sources = []
     for side in (cache, other):
         order = list(range(side.slots)) if in_step else temporal_slots(side)
-        sources.append(same_for_all([NOWHERE] * (width - side.slots) + order, side.rows))
+        padded = order[: side.keep] + [NOWHERE] * (width - side.slots) + order[side.keep :]
+        sources.append(same_for_all(padded, side.rows))
     positions = [move_positions(c.positions, s) for c, s in zip((cache, other), sources, strict=True)]
 
     keys = values = None
@@ -88,9 +89,10 @@ def _nothing_announced(rows: int) -> Pending:
 
 
 def _check(cache: Cache, other: Cache) -> None:
-    if kind(cache) != kind(other) or cache.max_size != other.max_size:
+    if kind(cache) != kind(other) or (cache.max_size, cache.keep) != (other.max_size, other.keep):
         raise ValueError(
-            f"extend a {kind(cache)} (max_size {cache.max_size}) by a {kind(other)} (max_size {other.max_size})"
+            f"extend a {kind(cache)} (max_size {cache.max_size}, keep {cache.keep}) by a {kind(other)} "
+            f"(max_size {other.max_size}, keep {other.keep})"
         )
     mine, theirs = head_shapes(cache), head_shapes(other)
     if mine and theirs and mine != theirs:

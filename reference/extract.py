@@ -31,7 +31,7 @@ def extract(cache: Cache, row: int) -> Cache:
     """
     b = row_index(cache, row, f"extract row {row}")
     slots = row_columns(cache, b)
-    alone = solo(cache.max_size)
+    alone = solo(cache.max_size, cache.keep)
     if cache.keys is None or cache.values is None:
         return alone
     sources = per_row([slots], len(slots))
@@ -48,12 +48,13 @@ def extract(cache: Cache, row: int) -> Cache:
 
 def row_columns(cache: Cache, b: int) -> list[int]:
     """The row's slots from its first token to its last, oldest first."""
-    order = right_pads_first(temporal_slots(cache), right_pads(cache)[b])
-    held = int((cache.positions[b] != NO_TOKEN).sum())
+    order = right_pads_first(temporal_slots(cache), right_pads(cache)[b], cache.keep)
+    sinks, behind = order[: min(cache.keep, cache.tokens[b])], order[cache.keep :]
+    held = int((cache.positions[b, behind] != NO_TOKEN).sum())
     width = held
     if cache.max_size is not None:
-        width = max(held, min(cache.tokens[b], cache.max_size))
-    return [NOWHERE] * (width - len(order)) + order[len(order) - min(width, len(order)) :]
+        width = max(held, min(cache.tokens[b], cache.max_size) - len(sinks))
+    return sinks + [NOWHERE] * (width - len(behind)) + behind[len(behind) - min(width, len(behind)) :]
 
 
 def held_tokens(cache: Cache, b: int) -> list[int]:

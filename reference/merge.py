@@ -18,10 +18,10 @@ from reference.temporal_order import temporal_slots
 
 
 def merge(caches: Sequence[Cache]) -> Cache:
-    """The batch whose row b is `caches[b]`; a wrapped ring is unrolled and brings its newest `max_size` columns.
+    """The batch whose row b is `caches[b]`; a wrapped ring is unrolled and brings its sinks and newest columns.
 
-    Raises ValueError for no caches, for a kind, `max_size`, `keep`, head shape or dtype that differs, for a cache of
-    several rows, and for sinks, which batches do not have yet.
+    Raises ValueError for no caches, for a kind, `max_size`, `keep`, head shape or dtype that differs, and for a cache
+    of several rows.
 
     >>> from reference.state import solo
     >>> from reference.update import update
@@ -33,48 +33,52 @@ def merge(caches: Sequence[Cache]) -> Cache:
            [-1, -1, -1]])
     """
     _check(caches)
-    brought = [columns_brought(cache) for cache in caches]
-    width = max(len(slots) for slots in brought)
-    merged = batch([0] * len(caches), caches[0].max_size)
+    brought = _right_aligned([columns_brought(cache) for cache in caches], caches[0].keep)
+    width = len(brought[0])
+    merged = batch([0] * len(caches), caches[0].max_size, caches[0].keep)
     known = next((c for c in caches if c.keys is not None), None)
     keys = values = None
     if known is not None:
-        keys = np.concatenate([_column(c.keys, known.keys, s, width) for c, s in zip(caches, brought, strict=True)])
-        values = np.concatenate(
-            [_column(c.values, known.values, s, width) for c, s in zip(caches, brought, strict=True)]
-        )
+        keys = np.concatenate([_column(c.keys, known.keys, s) for c, s in zip(caches, brought, strict=True)])
+        values = np.concatenate([_column(c.values, known.values, s) for c, s in zip(caches, brought, strict=True)])
     return replace(
         merged,
         keys=keys,
         values=values,
-        positions=np.concatenate([_positions(c, s, width) for c, s in zip(caches, brought, strict=True)]),
+        positions=np.concatenate([_positions(c, s) for c, s in zip(caches, brought, strict=True)]),
         tokens=tuple(c.tokens[0] if c.rows else 0 for c in caches),
         head=width,
     )
 
 
-def columns_brought(cache: Cache) -> list[int]:
-    """The slots of a solo cache that come along, oldest first: NOWHERE in front where a trim left fewer."""
+def columns_brought(cache: Cache) -> tuple[list[int], list[int]]:
+    """The slots of a solo cache that come along: sinks, and behind them the others, oldest first.
+
+    Of the others the first are NOWHERE where a trim left fewer.
+    """
     tokens = cache.tokens[0] if cache.rows else 0
-    width = tokens if cache.max_size is None else min(tokens, cache.max_size)
+    width = max(0, (tokens if cache.max_size is None else min(tokens, cache.max_size)) - cache.keep)
     order = temporal_slots(cache)
-    return [NOWHERE] * (width - len(order)) + order[len(order) - min(width, len(order)) :]
+    sinks, behind = order[: cache.keep], order[cache.keep :]
+    return sinks, [NOWHERE] * (width - len(behind)) + behind[len(behind) - min(width, len(behind)) :]
 
 
-def _right_aligned(slots: list[int], width: int) -> list[int]:
-    return [NOWHERE] * (width - len(slots)) + slots
+def _right_aligned(brought: Sequence[tuple[list[int], list[int]]], keep: int) -> list[list[int]]:
+    """Each row's slots, as many for every row: `keep` for its sinks if there is any token, then pads, then the others."""
+    width = max(len(behind) for _, behind in brought) + (keep if any(sinks for sinks, _ in brought) else 0)
+    return [sinks + [NOWHERE] * (width - len(sinks) - len(behind)) + behind for sinks, behind in brought]
 
 
-def _column(x: Array | None, known: Array | None, slots: list[int], width: int) -> Array:
+def _column(x: Array | None, known: Array | None, slots: list[int]) -> Array:
     assert known is not None
     if x is None:
         x = np.zeros((1, known.shape[1], 0, known.shape[3]), known.dtype)
-    return move(x, per_row([_right_aligned(slots, width)], width))
+    return move(x, per_row([slots], len(slots)))
 
 
-def _positions(cache: Cache, slots: list[int], width: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _positions(cache: Cache, slots: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     table = cache.positions if cache.rows else np.zeros((1, 0), np.int64)
-    return move_positions(table, per_row([_right_aligned(slots, width)], width))
+    return move_positions(table, per_row([slots], len(slots)))
 
 
 def _check(caches: Sequence[Cache]) -> None:
@@ -90,8 +94,6 @@ def _check(caches: Sequence[Cache]) -> None:
                 f"merge: cache {i} has max_size {cache.max_size} and keep {cache.keep}, "
                 f"but cache 0 has {first.max_size} and {first.keep}"
             )
-        if cache.keep:
-            raise ValueError(f"merge: cache {i} keeps {cache.keep} sinks, which a batch cannot hold yet")
         if cache.rows > 1:
             raise ValueError(f"merge: cache {i} holds {cache.rows} rows, but a row is one sequence")
         if head_shapes(cache) and head_shapes(cache) != known:

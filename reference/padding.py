@@ -135,7 +135,7 @@ def finalize(cache: Cache) -> Cache:
         return replace(cache, pending=None)
     assert cache.keys is not None and cache.values is not None
     order = temporal_slots(cache)
-    sources = per_row([right_pads_first(order, right) for right in pending.right], cache.slots)
+    sources = per_row([right_pads_first(order, right, cache.keep) for right in pending.right], cache.slots)
     return replace(
         cache,
         keys=move(cache.keys, sources),

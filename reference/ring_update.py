@@ -67,7 +67,7 @@ def _place_several(cache: Cache, count: int) -> tuple[Positions, int, bool]:
     kept = min(cache.slots, _max_size(cache) - 1)
     table = []
     for right in right_pads(cache):
-        old = newest(right_pads_first(order, right), kept, cache.keep)
+        old = newest(right_pads_first(order, right, cache.keep), kept, cache.keep)
         table.append(old + new)
     return per_row(table, kept + count), kept + count, False
 

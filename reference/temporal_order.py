@@ -31,11 +31,13 @@ def temporal_slots(cache: Cache) -> list[int]:
     return [*sinks, *older, *newer]
 
 
-def right_pads_first(slots: list[int], right: int) -> list[int]:
-    """A row's slots with its last `right` ones, which are right pads, moved to the front.
+def right_pads_first(slots: list[int], right: int, keep: int = 0) -> list[int]:
+    """A row's slots with its last `right` ones, which are right pads, moved to the front, behind the sinks.
 
     >>> right_pads_first([0, 1, 2, 3, 4], right=2)
     [3, 4, 0, 1, 2]
+    >>> right_pads_first([0, 1, 2, 3, 4], right=2, keep=1)
+    [0, 3, 4, 1, 2]
     """
     end = len(slots) - right
-    return slots[end:] + slots[:end]
+    return slots[:keep] + slots[end:] + slots[keep:end]
