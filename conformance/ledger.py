@@ -422,6 +422,7 @@ class Ledger:
             kind,
             [alone],
             max_size=holding.max_size,
+            keep=holding.keep,
             variant=holding.variant,
             columns=len(alone.history),
             trimmed=holding.trimmed,
@@ -433,15 +434,16 @@ class Ledger:
     def _merge(self, operation: ops.Merge) -> None:
         sources = [self.holdings[name] for name in operation.caches]
         rows = [_renamed(source.rows[0], name) for source, name in zip(sources, operation.names, strict=True)]
-        max_size = sources[0].max_size
+        max_size, keep = sources[0].max_size, sources[0].keep
         if max_size is not None:
             for row in rows:
-                row.floor = max(row.floor, len(row.history) - max_size)
+                row.floor = max(row.floor, len(row.history) - (max_size - keep))
         announced = [source.announced for source in sources if source.pending and source.announced is not None]
         self.holdings[operation.cache] = Holding(
             merged_kind(sources[0].kind),
             rows,
             max_size=max_size,
+            keep=keep,
             variant=next((source.variant for source in sources if source.variant), None),
             columns=max(len(row.history) for row in rows),
             pending=any(source.pending for source in sources),
@@ -635,6 +637,8 @@ def _announced_by_both(holding: Holding, other: Holding) -> int | None:
 def _extend_reason(holding: Holding, other: Holding) -> str | None:
     if (holding.kind, holding.max_size) != (other.kind, other.max_size):
         return "another kind or max_size"
+    if holding.keep != other.keep:
+        return "another keep"
     if len(holding.filled) != len(other.filled):
         return "another number of slots"
     if None not in (holding.variant, other.variant) and holding.variant != other.variant:
@@ -649,8 +653,6 @@ def _merge_reason(sources: list[Holding]) -> str | None:
         return "a batch" if all(source.batched for source in sources) else "no such operation"
     if len({(source.kind, source.max_size, source.keep) for source in sources}) > 1:
         return "another kind, max_size or keep"
-    if sources[0].keep:
-        return "sinks"
     if len({len(source.filled) for source in sources}) > 1:
         return "another number of slots"
     if any(len(source.rows) != 1 and (source.variant or source.recurrent) for source in sources):

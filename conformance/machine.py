@@ -65,6 +65,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     kind: str
     campaign: Campaign
+    keep = 0
+    """Sinks of the rings that are made without saying."""
     row_limit = 90
     """How many rows may be named: each takes a tag of the payload."""
 
@@ -185,12 +187,13 @@ class CacheMachine(RuleBasedStateMachine):
         else:
             self.run(self._new_solo(1, keep % max_size if self.max_size else 0))
 
-    def _new_solo(self, rows: int, keep: int = 0) -> ops.New:
-        kind = self.kind.removeprefix("Batch")
+    def _new_solo(self, rows: int, keep: int | None = None) -> ops.New:
+        kind, keep = self.kind.removeprefix("Batch"), self.keep if keep is None else keep
         return ops.New(self.cache_name(), kind, self.row_names(rows), max_size=self.max_size, keep=keep)
 
     def _new_batch(self, padding: Sequence[int]) -> ops.New:
-        return ops.New(self.cache_name(), self.kind, self.row_names(len(padding)), tuple(padding), self.max_size)
+        rows = self.row_names(len(padding))
+        return ops.New(self.cache_name(), self.kind, rows, tuple(padding), self.max_size, self.keep)
 
     @precondition(room)
     @rule(rows=st.sampled_from([1, 1, 1, 2]), keep=st.sampled_from([0, 0, 0, 1, 2]))

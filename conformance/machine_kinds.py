@@ -37,6 +37,75 @@ class KindMachine(CacheMachine):
             super().run(operation)
 
 
+class BatchRingMachine(CacheMachine):
+    """Batches of rings, without sinks and with them: solo rings that merge have as many as the batches."""
+
+    begin = new_solo = NO_RULE
+
+    @initialize(
+        dtype=st.sampled_from(DTYPES),
+        heads=st.integers(1, 2),
+        wider=st.tuples(st.integers(4, 5), st.integers(4, 5)),
+        attention=flag,
+        max_size=st.integers(1, 8),
+        padding=st.lists(st.integers(0, 5), min_size=1, max_size=3),
+        keep=st.sampled_from([0, 0, 1, 2, 3]),
+    )
+    def begin_rings(
+        self,
+        dtype: str,
+        heads: int,
+        wider: tuple[int, int],
+        attention: bool,
+        max_size: int,
+        padding: list[int],
+        keep: int,
+    ) -> None:
+        self.driver = Driver(self.campaign.adapters, Config(dtype, heads, *wider, attention), passes=self._meet)
+        self.max_size, self.keep = max_size, min(keep, max_size - 1)
+        self.run(self._new_batch(padding))
+
+    @precondition(CacheMachine.room)
+    @rule(rows=st.sampled_from([1, 1, 1, 2]), more=st.sampled_from([0, 0, 0, 1, 2]))
+    def new_ring(self, rows: int, more: int) -> None:
+        self.run(self._new_solo(rows, (self.keep + more) % (self.max_size or 1)))
+
+    @precondition(CacheMachine.room)
+    @rule(padding=st.lists(st.integers(0, 2), min_size=1, max_size=2), keep=st.integers(-1, 9), number=small)
+    def new_batch_of_any_keep(self, padding: list[int], keep: int, number: int) -> None:
+        """Which another batch may not be extended by."""
+        rows = self.row_names(len(padding))
+        made = ops.New(self.cache_name(), self.kind, rows, tuple(padding), self.max_size, keep)
+        self.run(made)
+        name = self.pick_batch(number)
+        if name and made.cache in self.holdings and len(self.holdings[name].rows) + len(rows) <= ROWS_MAX:
+            self.run(ops.Extend(name, made.cache, self.row_names(len(rows))))
+
+    @precondition(CacheMachine.room)
+    @rule(number=small, lengths=st.lists(st.integers(0, 9), min_size=1, max_size=2), fed=st.integers(0, 9))
+    def join_late(self, number: int, lengths: list[int], fed: int) -> None:
+        """Rows of few tokens or many join a batch that decodes, and decode with it."""
+        name = self.pick_batch(number)
+        if name is None or len(self.holdings[name].rows) + len(lengths) > ROWS_MAX:
+            return
+        self.admit(lengths, False)
+        self.run(ops.Extend(name, f"c{self.cache_count}", self.row_names(len(lengths))))
+        if not self.holdings[name].pending:
+            for _ in range(fed):
+                self.run(ops.Update(name, 1, variant=self.holdings[name].variant or "plain"))
+
+    @rule(number=small, left=st.integers(0, 4), fed=st.integers(0, 4), one_by_one=flag)
+    def trim_to_the_sinks(self, number: int, left: int, fed: int, one_by_one: bool) -> None:
+        """So far back that the shortest row has that many tokens left, and on."""
+        name = self.pick_to_feed(number)
+        if name is None or self.holdings[name].pending:
+            return
+        shortest = min((len(row.history) for row in self.holdings[name].rows), default=0)
+        self.run(ops.Trim(name, max(0, shortest - left)))
+        for tokens in [1] * fed if one_by_one else [fed] * (fed > 0):
+            self.run(ops.Update(name, tokens, variant=self.holdings[name].variant or "plain"))
+
+
 class QuantizedMachine(KindMachine):
     """Quantized caches, made as such or of a KVCache."""
 
@@ -54,7 +123,7 @@ class QuantizedMachine(KindMachine):
         self.group_size, self.bits = how if not any(dim % how[0] for dim in dims) else (32, how[1])
         self.run(self._new_solo(1))
 
-    def _new_solo(self, rows: int, keep: int = 0) -> ops.New:
+    def _new_solo(self, rows: int, keep: int | None = None) -> ops.New:
         name, names = self.cache_name(), self.row_names(rows)
         return ops.New(name, self.kind, names, group_size=self.group_size, bits=self.bits)
 
@@ -127,7 +196,7 @@ class ChunkedMachine(KindMachine):
         self.chunk_size = chunk_size
         self.run(self._new_solo(1))
 
-    def _new_solo(self, rows: int, keep: int = 0) -> ops.New:
+    def _new_solo(self, rows: int, keep: int | None = None) -> ops.New:
         return ops.New(self.cache_name(), self.kind, self.row_names(rows), chunk_size=self.chunk_size)
 
     @precondition(CacheMachine.room)
@@ -211,7 +280,7 @@ class ArraysMachine(KindMachine):
         self.slots = slots
         self.run(self._new_batch(padding) if padding else self._new_solo(1))
 
-    def _new_solo(self, rows: int, keep: int = 0) -> ops.New:
+    def _new_solo(self, rows: int, keep: int | None = None) -> ops.New:
         """Several rows are a batch."""
         return self._new_batch([0] * rows) if rows > 1 else self._new(self.row_names(1), None)
 
@@ -392,14 +461,14 @@ class ListMachine(KindMachine):
             (state, ring),
             (ring, growing, states),
             (ops.Child("CacheList", children=(growing, state)), growing),
-            (ring, ops.Child("RotatingKVCache", max_size=max_size + 1)),
+            (ring, ops.Child("RotatingKVCache", max_size=max_size + 1, keep=1)),
             (ops.Child("ChunkedKVCache", chunk_size=max_size), ops.Child("ConcatenateKVCache")),
             (ops.Child("CacheList", children=(growing,)), state),
         )[which]
         self.batched = all(child.kind not in ("ChunkedKVCache", "ConcatenateKVCache") for child in self.children)
         self.run(self._new_batch(padding) if padding and self.batched else self._new_solo(1))
 
-    def _new_solo(self, rows: int, keep: int = 0) -> ops.New:
+    def _new_solo(self, rows: int, keep: int | None = None) -> ops.New:
         return ops.New(self.cache_name(), self.kind, self.row_names(1), children=self.children)
 
     def _new_batch(self, padding: Any) -> ops.New:
@@ -484,10 +553,11 @@ def _batched(child: ops.Child) -> ops.Child:
         return ops.Child("CacheList", children=tuple(_batched(each) for each in child.children))
     if child.kind == "ArraysCache":
         return child
-    return ops.Child(f"Batch{child.kind}", max_size=child.max_size)
+    return ops.Child(f"Batch{child.kind}", max_size=child.max_size, keep=child.keep)
 
 
 MACHINES: dict[str, type[CacheMachine]] = {
+    "BatchRotatingKVCache": BatchRingMachine,
     "QuantizedKVCache": QuantizedMachine,
     "ChunkedKVCache": ChunkedMachine,
     "ArraysCache": ArraysMachine,

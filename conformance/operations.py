@@ -18,7 +18,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "KVCache": (),
     "RotatingKVCache": ("max_size", "keep"),
     "BatchKVCache": ("left_padding",),
-    "BatchRotatingKVCache": ("max_size", "left_padding"),
+    "BatchRotatingKVCache": ("max_size", "left_padding", "keep"),
     "QuantizedKVCache": ("group_size", "bits"),
     "ConcatenateKVCache": (),
     "ChunkedKVCache": ("chunk_size",),

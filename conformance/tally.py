@@ -146,8 +146,10 @@ def reachable(kind: str) -> tuple[str, ...]:
         found = (*(s for s in found if s not in ("window", "array asked for")), "slid")
     if "Rotating" in kind:
         found += RING_SITUATIONS
-    if kind == "RotatingKVCache":
+    if "Rotating" in kind:
         found += ("sinks", "wrapped sinks")
+    if kind == "BatchRotatingKVCache":
+        found += ("fewer tokens than sinks",)
     if kind.startswith("Batch"):
         found += BATCH_SITUATIONS
     return found
@@ -163,6 +165,7 @@ def _situations(holding: Holding, operation: ops.Operation) -> list[str]:
         "an unfilled slot": any(holding.filled) and not all(holding.filled),
         "zeros": any(None in row.states for row in holding.rows) and all(holding.filled),
         "wrapped sinks": holding.keep > 0 and holding.wrapped,
+        "fewer tokens than sinks": any(len(row.history) < holding.keep for row in holding.rows),
         "left padding due": any(row.due for row in holding.rows),
         "a row with no tokens": any(not row.history for row in holding.rows),
     }

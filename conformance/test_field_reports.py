@@ -140,14 +140,16 @@ def test_d2_kin_sinks_stay_in_sight_whatever_the_chunks(size: int, sinks: int) -
 
 
 @pytest.mark.parametrize("fed", [(), (1,), (8,), (8, 1, 1)])
-def test_d3_rings_with_sinks_are_not_merged(fed: tuple[int, ...]) -> None:
-    assert refused(ring(8, keep=2), feed(*fed), ops.Merge("y", ("x",), ("p",)))
+def test_d3_sinks_are_kept_in_a_merge(fed: tuple[int, ...]) -> None:
+    checks = play(ring(8, keep=2, row="a", cache="i"), feed(*fed, cache="i"), merge("i", "p"), ones(12))
+    tokens = sum(fed) + 12
+    assert saw(checks, "p") == [0, 1, *upto(tokens, 6)]
 
 
 def test_d3_kin_rings_with_and_without_sinks_are_not_merged() -> None:
-    for first, second in product([0, 2], repeat=2):
+    for first, second in product([0, 2, 3], repeat=2):
         two = (ring(8, first, "a", "i"), ring(8, second, "b", "j"), feed(3, cache="i"), feed(3, cache="j"))
-        assert refused(*two, merge("ij", "pq")) == bool(first or second)
+        assert refused(*two, merge("ij", "pq")) == (first != second)
 
 
 # -- D4: trims that a wrapped ring cannot give -----------------------------------------------------

@@ -17,8 +17,10 @@ Cache = Any  # the four share no annotated base that says all of what is asked h
 Make = Callable[[], Cache]
 
 SOLO: list[Make] = [KVCache, lambda: RotatingKVCache(4), lambda: RotatingKVCache(8, keep=2)]
-BATCH: list[Make] = [lambda: BatchKVCache([0, 1]), lambda: BatchRotatingKVCache(4, [0, 1])]
+WITHOUT_SINKS: list[Make] = [lambda: BatchKVCache([0, 1]), lambda: BatchRotatingKVCache(4, [0, 1])]
+BATCH: list[Make] = [*WITHOUT_SINKS, lambda: BatchRotatingKVCache(6, [0, 1], keep=2)]
 ALL = SOLO + BATCH
+FOUR = (mx.ones((1, 1, 4, 3)),) * 2
 
 _token = itertools.count(1)
 
@@ -127,7 +129,7 @@ def test_max_size_and_keep() -> None:
     assert BatchRotatingKVCache(8, [0]).max_size == 8
 
 
-@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("make", SOLO + WITHOUT_SINKS)
 def test_models_assign_keys_and_values(make: Make) -> None:
     cache = feed(make(), 2)
     cache.keys = mx.depends(cache.keys, mx.ones(1))
@@ -365,6 +367,18 @@ def test_pending_padding_is_part_of_the_state(make: Make, fed: int) -> None:
         ),
         (BatchRotatingKVCache, (None, None, [0], [0], 4, 0, 0, 7), "true or false"),
         (BatchRotatingKVCache, (None, None, [0], [0], 4, 0, 0, True), "a wrapped ring has 4 columns"),
+        (BatchRotatingKVCache, (None, None, [0], [0], 4, 0, 0, False, 4), "keep must be below max_size"),
+        (BatchRotatingKVCache, (None, None, [0], [0], 4, 0, 0, False, 0), "keep must be at least 1"),
+        (BatchRotatingKVCache, (*FOUR, [1], [0], 4, 1, 1, False, 2), "head 1 lies among the 2 sinks"),
+        (BatchRotatingKVCache, (*FOUR, [9], [0], 4, 4, 1, True, 2), "head 1 lies among the 2 sinks"),
+        (BatchRotatingKVCache, (*FOUR, [1], [2], 4, 4, 4, False, 2), "offset 1 does not fit 4 columns with 2 pads"),
+        (BatchRotatingKVCache, (*FOUR, [2], [3], 4, 4, 4, False, 2), "offset 2 does not fit 4 columns with 3 pads"),
+        (BatchRotatingKVCache, (*FOUR, [9], [2], 4, 4, 4, False, 2), "of 9 tokens 2 are held"),
+        (
+            BatchRotatingKVCache,
+            (*FOUR, [4], [0], 4, 4, 4, False, 2, 0, mx.array([0]), mx.array([3]), mx.array([-1])),
+            "more right pads than columns",
+        ),
     ],
 )
 def test_another_state_is_refused_in_words(kind: Cache, state: object, words: str) -> None:
@@ -457,7 +471,7 @@ def test_preparations_that_are_refused(make: Make) -> None:
     bad("every row gets the same number", lengths=[3, 3], right_padding=[0, 1])
     bad(r"shorter than the left pads due, \[0, 1\]", lengths=[3, 0], right_padding=[0, 3])
     feed(cache, 2)
-    bad("holds 2 columns already", left_padding=[1, 0])
+    bad(f"holds {cache.size()} columns already", left_padding=[1, 0])
     cache.prepare(lengths=[3, 1], right_padding=[0, 2])
     bad("padding is pending", lengths=[3, 1], right_padding=[0, 2])
     refused(cache, lambda: cache.trim(1), ValueError, "padding is pending")
@@ -475,6 +489,7 @@ def test_batches_that_do_not_go_together() -> None:
         (growing, KVCache(), "by a KVCache"),
         (growing, wide, "do not go together"),
         (ring, BatchRotatingKVCache(5, [0]), "max_size 4 by one of 5"),
+        (ring, BatchRotatingKVCache(4, [0], keep=2), "keep 0 by one with keep 2"),
     ):
         refused(cache, partial(cache.extend, other), ValueError, words)
 
@@ -487,7 +502,7 @@ def test_caches_that_do_not_merge() -> None:
         (KVCache, [KVCache(), RotatingKVCache(4)], "merge of KVCache and RotatingKVCache"),
         (KVCache, [several], "a cache with 2 rows"),
         (RotatingKVCache, [RotatingKVCache(4), RotatingKVCache(5)], r"max_size \[4, 5\]"),
-        (RotatingKVCache, [RotatingKVCache(8, keep=2)], "keep 2, but batches have no sinks"),
+        (RotatingKVCache, [RotatingKVCache(8, keep=2), RotatingKVCache(8)], r"rings with keep \[0, 2\]"),
         (KVCache, [BatchKVCache([0])], "merge of KVCache and BatchKVCache"),
         (KVCache, 3, "takes a list"),
     ]
@@ -506,6 +521,7 @@ def test_caches_that_do_not_merge() -> None:
         (lambda: BatchKVCache([0, -1]), "must not be negative"),
         (partial(BatchKVCache, 3), "must be a list"),  # type: ignore[arg-type]
         (lambda: BatchRotatingKVCache(0, [0]), "max_size must be at least 1"),
+        (lambda: BatchRotatingKVCache(4, [0], keep=4), "keep is 4 of 4"),
     ],
 )
 def test_constructors_refuse(make: Make, words: str) -> None:
@@ -660,7 +676,8 @@ def test_preparing_nothing(make: Make) -> None:
     cache.prepare(left_padding=[1, 0])
     assert ints(cache.left_padding) == [1, 1]
     feed(cache, 3)
-    refused(cache, lambda: cache.prepare(left_padding=[0, 0]), ValueError, "holds 3 columns already")
+    words = f"holds {cache.size()} columns already"
+    refused(cache, lambda: cache.prepare(left_padding=[0, 0]), ValueError, words)
 
 
 @pytest.mark.parametrize("make", BATCH)
@@ -834,7 +851,7 @@ def test_make_prompt_cache_refuses(caches: list[Any] | None, size: int | None, w
 
 def test_states_come_from_mlx_lm_and_go_there() -> None:
     upstream = pytest.importorskip("mlx_lm.models.cache")
-    for make in ALL:
+    for make in SOLO + WITHOUT_SINKS:
         ours = make()
         kind = getattr(upstream, type(ours).__name__)
         for ns in ((3,), (3, 1, 1, 1), (9, 1, 1), (4, 1)):

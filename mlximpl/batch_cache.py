@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from .batch_sinks import roll_behind
 from .cache import Cache
 from .checks import check_rows, row_numbers
 from .extend import Columns, extend_rows
 from .filter import take_rows
-from .padding import Pending, announce, join_pending, roll_rows
+from .padding import Pending, announce, join_pending
 from .row_numbers import Ints, RowNumbers
 
 
@@ -50,8 +51,11 @@ class BatchCache(Cache, RowNumbers):
             self._pending.update(n, self._due())
 
     def _due(self) -> Ints:
-        stored = self._columns()
-        return tuple(max(0, p - stored) for p in self._pads)
+        return tuple(max(0, -o) for o in self._offsets)
+
+    def _sinks(self) -> int:
+        """How many slots at the front hold sinks, once anything is stored."""
+        return 0
 
     @property
     def offset(self) -> mx.array:
@@ -85,11 +89,12 @@ class BatchCache(Cache, RowNumbers):
         Raises:
             ValueError: padding is pending already; a list of another length than the batch, or with a
                 negative number; lengths[b] + right_padding[b] differ between rows; lengths shorter than
-                the left pads due; left padding on a batch that holds columns.
+                the left pads due; left padding on a batch that holds columns or tokens.
         """
         if self._pending is not None:
             raise ValueError("prepare while padding is pending: finalize() comes first")
-        left, pending = announce(self._due(), self._columns(), left_padding, lengths, right_padding)
+        held = self._columns() or max((0, *self._offsets))  # a ring of one slot may hold a row without its tokens
+        left, pending = announce(self._due(), held, left_padding, lengths, right_padding)
         self._pads = tuple(p + more for p, more in zip(self._pads, left, strict=True))
         self._offsets = tuple(o - more for o, more in zip(self._offsets, left, strict=True))
         self._pending = pending
@@ -99,7 +104,7 @@ class BatchCache(Cache, RowNumbers):
         tails, buffers = self._tails(), self._buffers()
         if any(tails) and buffers is not None:
             stored = self._columns()
-            self.keys, self.values = (roll_rows(b, tails, stored) for b in buffers)
+            self.keys, self.values = (roll_behind(b, tails, self._sinks(), stored) for b in buffers)
             self._pads = tuple(p + t for p, t in zip(self._pads, tails, strict=True))
             self._offsets = tuple(o - t for o, t in zip(self._offsets, tails, strict=True))
         self._pending = None

@@ -6,10 +6,11 @@ import mlx.core as mx
 
 from .append import concat, join
 from .batch_cache import BatchCache
+from .batch_sinks import pad_behind, sink_slots, with_sinks
 from .checks import check_mask, check_ring, check_rows, check_solo, check_update, common_heads, whole
 from .extend import no_columns
 from .extract import extract_row
-from .masks import Mask, batch_mask
+from .masks import Mask, batch_mask, sinks_mask
 from .merge import merge_rows, pad_front
 from .ring_update import ring_update, ring_write
 from .rotating_kv_cache import RotatingKVCache
@@ -31,20 +32,23 @@ from .trim import ring_can_trim, ring_limit, ring_trim
 
 
 class BatchRotatingKVCache(BatchCache):
-    """A ring of left-padded rows, without sinks: each query sees the newest `max_size` tokens of its row.
+    """A ring of left-padded rows: each query sees the newest `max_size - keep` tokens of its row, and its first `keep`.
+
+    Sinks have slots of their own, the first `keep`; the columns that they came in are pads.
 
     Args:
         max_size: how many slots the ring has, at least 1.
         left_padding: how many pads come before each row's first token, one number a row.
+        keep: how many tokens at the start of each row stay, below max_size.
 
     Raises:
-        ValueError: max_size is below 1, or left_padding is not a list of whole numbers, none negative.
+        ValueError: max_size or keep is out of range, or left_padding is not a list of whole numbers, none negative.
     """
 
-    def __init__(self, max_size: int, left_padding: Sequence[int] | mx.array) -> None:
-        max_size, _ = check_ring(max_size, 0)
+    def __init__(self, max_size: int, left_padding: Sequence[int] | mx.array, keep: int = 0) -> None:
+        ring = Ring(*check_ring(max_size, keep))
         self._begin(left_padding)
-        self._ring = Ring(max_size)
+        self._ring = ring
 
     @property
     def max_size(self) -> int:
@@ -53,11 +57,19 @@ class BatchRotatingKVCache(BatchCache):
 
     @property
     def keep(self) -> int:
-        """How many sinks stay at the front: batches have none."""
-        return 0
+        """How many sinks of each row stay at the front."""
+        return self._ring.keep
 
     def _columns(self) -> int:
         return self._ring.stored
+
+    def _sinks(self) -> int:
+        return self._ring.keep
+
+    def _with_sink_slots(self) -> tuple[Ring, Ints]:
+        """The ring and the pads of a batch that holds no column yet, with slots for its sinks."""
+        keep = self._ring.keep
+        return self._ring.in_order(keep), tuple(p + keep for p in self._pads)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write N columns to every row and return those that are live.
@@ -77,7 +89,12 @@ class BatchRotatingKVCache(BatchCache):
         """
         n = check_update(keys, values, self.keys, self.values, self._rows())
         ring, pads, offsets, pending = self._ring, self._pads, self._offsets, self._pending
+        held = self.keys, self.values
+        if ring.keep and not ring.stored:
+            ring, pads = self._with_sink_slots()
+            held = sink_slots(keys, ring.keep), sink_slots(values, ring.keep)
         tails: Ints = ()
+        fed: Ints = ()
         write = ring_write(ring, n, pending is not None)
         if pending is not None:
             # A right pad that stayed behind its row would let the next chunk evict a token in its place.
@@ -86,8 +103,12 @@ class BatchRotatingKVCache(BatchCache):
             pending = pending._replace(tails=fed)
             pads = tuple(p + t for p, t in zip(pads, tails, strict=True))
             offsets = tuple(o - t for o, t in zip(offsets, tails, strict=True))
-        new_keys = ring_update(self.keys, keys, ring, write, self.step, tails)
-        new_values = ring_update(self.values, values, ring, write, self.step, tails)
+        new_keys = ring_update(held[0], keys, ring, write, self.step, tails)
+        new_values = ring_update(held[1], values, ring, write, self.step, tails)
+        if ring.keep and any(o < ring.keep for o in offsets):
+            counts = [n - f for f in fed] or [n] * len(offsets)
+            new_keys = with_sinks(new_keys, keys, ring.keep, offsets, counts)
+            new_values = with_sinks(new_values, values, ring.keep, offsets, counts)
         self.keys, self.values = new_keys, new_values
         self._ring = write.after
         self._pads = tuple(max(0, p - write.evicted) for p in pads)
@@ -107,10 +128,18 @@ class BatchRotatingKVCache(BatchCache):
         """
         N, window_size = check_mask(N, window_size)
         self._check_announced(N)
-        write = ring_write(self._ring, N, self._pending is not None)
-        pads = [max(0, p + t - write.evicted) for p, t in zip(self._pads, self._tails(), strict=True)]
-        window = self.max_size if window_size is None else min(self.max_size, window_size)
-        return batch_mask(pads, N, write.after.stored, window, return_array, slot=write.slot)
+        ring, before, tails = self._ring, self._pads, self._tails()
+        if ring.keep and not ring.stored:
+            ring, before = self._with_sink_slots()
+        write = ring_write(ring, N, self._pending is not None)
+        pads = [max(0, p + t - write.evicted) for p, t in zip(before, tails, strict=True)]
+        widest = ring.max_size - ring.keep
+        window = widest if window_size is None else min(widest, window_size)
+        if not ring.keep:
+            return batch_mask(pads, N, write.after.stored, window, return_array, slot=write.slot)
+        firsts = [o - t for o, t in zip(self._offsets, tails, strict=True)]
+        width = write.after.stored
+        return sinks_mask(pads, firsts, N, width, window, return_array, keep=ring.keep, slot=write.slot)
 
     def size(self) -> int:
         """How many columns are stored, at most max_size."""
@@ -132,29 +161,37 @@ class BatchRotatingKVCache(BatchCache):
         buffers = self._buffers()
         if reorder and buffers is not None:
             self.keys, self.values = (join(temporal_columns(b, self._ring)) for b in buffers)
-        self._ring = after
-        # A row that lost all its tokens has nothing but pads in front of what is left, and none due.
-        self._pads = tuple(min(p + pads, after.stored) for p in self._pads)
         self._offsets = tuple(o - n for o in self._offsets)
+        keep = after.keep
+        if after.stored == keep and not any(self._offsets):
+            after = after.in_order(0)
+        self._ring = after
+        # A row with sinks alone has nothing but pads behind them, and as many more as there are sinks to come.
+        self._pads = tuple(
+            after.stored - o if o <= keep else min(p + pads, after.stored - keep)
+            for p, o in zip(self._pads, self._offsets, strict=True)
+        )
 
     def _useless_columns(self, pads: Ints) -> int:
         return 0
 
     def _drop_front(self, n: int) -> None:
         if n:
-            self._ring = Ring(self.max_size)
+            self._ring = self._ring.in_order(0)
 
     def extend(self, other: "BatchRotatingKVCache") -> None:
         """Append the other batch's rows; it stays as it is.
 
         Raises:
-            ValueError: the other is no BatchRotatingKVCache, or differs in max_size, heads, head size or
-                dtype.
+            ValueError: the other is no BatchRotatingKVCache, or differs in max_size, keep, heads, head size
+                or dtype.
         """
         if not isinstance(other, BatchRotatingKVCache):
             raise ValueError(f"extend a BatchRotatingKVCache by a {type(other).__name__}")
         if other.max_size != self.max_size:
             raise ValueError(f"extend a ring of max_size {self.max_size} by one of {other.max_size}")
+        if other.keep != self.keep:
+            raise ValueError(f"extend a ring with keep {self.keep} by one with keep {other.keep}")
         common_heads("extend", (self._heads(), other._heads()))
         mine, theirs = self._ring, other._ring
         if mine.wrapped and theirs.wrapped and mine.head == theirs.head:
@@ -162,7 +199,7 @@ class BatchRotatingKVCache(BatchCache):
             columns = [None if c.keys is None else c.keys_and_values() for c in (self, other)]
         else:
             after = mine.in_order(max(mine.stored, theirs.stored))
-            columns = [_ordered(c) for c in (self, other)]
+            columns = [_ordered(c, c._ring.stored, after.stored) for c in (self, other)]
         self._append_rows(other, *columns)
         self._ring = after
 
@@ -178,15 +215,12 @@ class BatchRotatingKVCache(BatchCache):
         offset = max(0, self._offsets[row] - tail)
         held = max(0, stop - self._pads[row])
         width = max(held, min(offset, self.max_size))
-        cache = RotatingKVCache(self.max_size)
+        cache = RotatingKVCache(self.max_size, self.keep)
         buffers = self._buffers()
         if buffers is not None:
-            missing = max(0, width - stop)
+            sinks = min(self.keep, offset)
             cache.keys, cache.values = (
-                pad_front(
-                    extract_row(temporal_columns(b, self._ring), row, stop - width + missing, stop),
-                    missing,
-                )
+                _row(temporal_columns(b, self._ring), row, sinks, self.keep, stop - (width - sinks), stop)
                 for b in buffers
             )
             cache.offset = offset
@@ -196,27 +230,27 @@ class BatchRotatingKVCache(BatchCache):
 
     @classmethod
     def merge(cls, caches: Sequence[RotatingKVCache]) -> "BatchRotatingKVCache":
-        """The batch of these solo rings: the newest max_size columns of each, right-aligned.
+        """The batch of these solo rings: the sinks and the newest columns of each, max_size in all, right-aligned.
 
         Args:
             caches: at least one; each of one row, of any length, or empty.
 
         Raises:
-            ValueError: no caches, another kind, a cache of several rows; max_size or heads that differ;
-                a cache with sinks, which a batch cannot keep.
+            ValueError: no caches, another kind, a cache of several rows; max_size, keep or heads that differ.
         """
         caches = check_solo(caches, RotatingKVCache)
         sizes = sorted({c.max_size for c in caches})
         if len(sizes) > 1:
             raise ValueError(f"merge of rings of max_size {sizes}, but a batch has one")
-        kept = [c.keep for c in caches if c.keep]
-        if kept:
-            raise ValueError(f"merge of a ring with keep {kept[0]}, but batches have no sinks")
+        kept = sorted({c.keep for c in caches})
+        if len(kept) > 1:
+            raise ValueError(f"merge of rings with keep {kept}, but a batch has one")
         heads = common_heads("merge", (c._heads() for c in caches))
         width = max(c.size() for c in caches)
-        batch = cls(sizes[0], [width - min(c._ring.stored - c._pads, c.size()) for c in caches])
+        width = max(width, kept[0]) if width else 0
+        batch = cls(sizes[0], [width - min(c._ring.stored - c._pads, c.size()) for c in caches], kept[0])
         if heads is not None:
-            merged = merge_rows([_ordered(c, c.size()) or no_columns(1, heads) for c in caches], width)
+            merged = merge_rows([_ordered(c, c.size(), width) or no_columns(1, heads) for c in caches], width)
             batch.keys, batch.values = merged.keys, merged.values
             batch._ring = batch._ring.in_order(width)
             batch._offsets = tuple(c.offset for c in caches)
@@ -226,8 +260,9 @@ class BatchRotatingKVCache(BatchCache):
     def state(self) -> tuple[object, ...]:
         """(keys, values, offset, left_padding, max_size, columns stored, head, wrapped): mlx-lm's layout.
 
-        The arrays are cut to the columns stored, in slot order. While right padding is pending four more
-        elements follow, as in `BatchKVCache.state`.
+        The arrays are cut to the columns stored, in slot order. A batch with sinks has `keep` as a ninth
+        element. While right padding is pending four more follow, as in `BatchKVCache.state`. mlx-lm reads
+        neither. So 8 or 12 elements are without sinks, 9 or 13 with them.
         """
         ring = self._ring
         state = (
@@ -239,13 +274,15 @@ class BatchRotatingKVCache(BatchCache):
             ring.head,
             ring.wrapped,
         )
-        return *state, *pending_elements(self._pending)
+        sinks = (ring.keep,) if ring.keep else ()
+        return *state, *sinks, *pending_elements(self._pending)
 
     @state.setter
     def state(self, state: object) -> None:
         kind = "BatchRotatingKVCache"
         layout = "keys, values, offset, left_padding, max_size, columns stored, head, wrapped"
-        elements = state_elements(kind, state, layout, PENDING)
+        sinks = isinstance(state, (tuple, list)) and len(state) in (9, 13)
+        elements = state_elements(kind, state, f"{layout}, keep" if sinks else layout, PENDING)
         offsets = state_ints(kind, "offset", elements[2])
         rows = len(offsets)
         # mlx-lm goes on counting pads down once they are evicted.
@@ -253,35 +290,52 @@ class BatchRotatingKVCache(BatchCache):
         keys, values, width = state_buffers(kind, elements[0], elements[1], rows)
         max_size = state_int(kind, "max_size", elements[4], 1)
         state_int(kind, "columns stored", elements[5], 0)  # mlx-lm counts evicted ones too
+        max_size, keep = check_ring(max_size, state_int(kind, "keep", elements.pop(8), 1) if sinks else 0)
         head = state_int(kind, "head", elements[6], 0, width)
         wrapped = state_flag(kind, "wrapped", elements[7])
         if wrapped and width != max_size:
             raise ValueError(f"{kind} state: a wrapped ring has {max_size} columns, not {width}")
-        ring = Ring(max_size, 0, width if wrapped else head, head, wrapped)
-        pending = pending_of(kind, elements[8:], ring.stored, pads)
+        if 0 < head < keep or (wrapped and head < keep):
+            raise ValueError(f"{kind} state: head {head} lies among the {keep} sinks")
+        ring = Ring(max_size, keep, width if wrapped else head, head, wrapped)
+        pending = pending_of(kind, elements[8:], max(0, ring.stored - keep), pads)
         tails = (0,) * rows if pending is None else pending.tails
-        check_ring_rows(kind, offsets, pads, tails, ring.stored, 0, max_size)
+        check_ring_rows(kind, offsets, pads, tails, ring.stored, keep, max_size)
         self.keys, self.values, self._ring = keys, values, ring
         self._set_rows(pads, offsets, pending)
 
     def _saved_state(self) -> tuple[object, ...]:
         keys, values, *numbers = self.state
-        return *(hide_pads(b, self._ring, self._pads, self._tails()) for b in (keys, values)), *numbers
+        tails = self._tails()
+        tokens = [max(0, o - t) for o, t in zip(self._offsets, tails, strict=True)]
+        return *(hide_pads(b, self._ring, self._pads, tails, tokens) for b in (keys, values)), *numbers
 
     def __repr__(self) -> str:
-        return (
-            f"BatchRotatingKVCache(max_size={self.max_size}, columns={self._ring.stored}, offset={list(self._offsets)})"
-        )
+        keep = f", keep={self.keep}" if self.keep else ""
+        columns = f"columns={self._ring.stored}, offset={list(self._offsets)}"
+        return f"BatchRotatingKVCache(max_size={self.max_size}{keep}, {columns})"
 
 
 def _ordered(
-    cache: RotatingKVCache | BatchRotatingKVCache, newest: int | None = None
+    cache: RotatingKVCache | BatchRotatingKVCache, newest: int, width: int
 ) -> tuple[mx.array, mx.array] | None:
-    """The newest columns of a ring, or all, in temporal order; None if it has seen no update."""
+    """The sinks and the newest columns of a ring in temporal order, `newest` in all; None if it has seen no update.
+
+    A ring with sinks has pads behind them up to `width`; without sinks they are left to whoever aligns the rows.
+    """
     buffers = cache._buffers()
     if buffers is None:
         return None
     ring = cache._ring
-    dropped = 0 if newest is None else max(0, ring.stored - newest)
+    dropped = max(0, ring.stored - newest)
     keys, values = (concat(temporal_columns(b, ring, dropped) or [b[..., :0, :]]) for b in buffers)
+    if ring.keep:
+        keys, values = (pad_behind(b, width - b.shape[2], ring.keep) for b in (keys, values))
     return keys, values
+
+
+def _row(columns: list[mx.array], row: int, sinks: int, keep: int, start: int, stop: int) -> mx.array:
+    """The first `sinks` columns of a row, and those from start to stop; pads for what lies before column `keep`."""
+    missing = max(0, keep - start)
+    behind = pad_front(extract_row(columns, row, start + missing, stop), missing)
+    return concat([extract_row(columns, row, 0, sinks), behind]) if sinks else behind

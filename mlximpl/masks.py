@@ -86,6 +86,34 @@ def batch_mask(
     return decode_mask(pads, n, width, window)
 
 
+def sinks_mask(
+    pads: Sequence[int],
+    firsts: Sequence[int],
+    n: int,
+    width: int,
+    window: int,
+    return_array: bool,
+    *,
+    keep: int,
+    slot: int | None,
+) -> Mask:
+    """A batch's mask where the first `keep` of the `width` slots hold its sinks; the pads lie behind them.
+
+    `firsts` are the positions of the rows' first queries, since a query sees the sinks up to its own position.
+    """
+    bites = _window_bites(width - keep, window, min(pads, default=0))
+    if not (any(pads) or bites or return_array):
+        # A row without pads has all its sinks.
+        return None if n == 1 else "causal"
+    sinks: mx.array | int = keep
+    if any(first < keep - 1 for first in firsts):
+        queries = mx.array(list(firsts), dtype=mx.int32)[:, None, None, None] + mx.arange(n)[:, None]
+        sinks = mx.minimum(queries + 1, keep)
+    first = _first([keep + p for p in pads])
+    seen = _seen(n, width, first=first, window=window if bites else None, keep=keep, slot=slot, sinks=sinks)
+    return mx.broadcast_to(seen, (len(pads), 1, n, width))
+
+
 def solo_mask(
     n: int,
     width: int,
@@ -131,8 +159,12 @@ def _seen(
     window: int | None,
     keep: int = 0,
     slot: int | None = None,
+    sinks: mx.array | int | None = None,
 ) -> mx.array:
-    """The booleans, (width,) for one query or (n, width); with an array `first` (B, 1, n, width)."""
+    """The booleans, (width,) for one query or (n, width); with an array `first` (B, 1, n, width).
+
+    `sinks` says how many of the `keep` each query sees, (B, 1, n, 1) or one number; all if None.
+    """
     columns = slot_columns(width, slot, keep)
     queries = width - 1 if n == 1 else mx.arange(width - n, width)[:, None]
     conditions = []
@@ -141,7 +173,7 @@ def _seen(
     if first is not None:
         conditions.append(columns >= first)
     if conditions and keep:
-        conditions = [_all(conditions) | (columns < keep)]
+        conditions = [_all(conditions) | (columns < (keep if sinks is None else sinks))]
     if n > 1:
         conditions.append(columns <= queries)
     return _all(conditions)

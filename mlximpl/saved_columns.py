@@ -14,7 +14,9 @@ from .temporal_order import Ring, slot_columns
 A = TypeVar("A")
 
 
-def hide_pads(array: A, ring: Ring, pads: Sequence[int], tails: Sequence[int] = ()) -> A | mx.array:
+def hide_pads(
+    array: A, ring: Ring, pads: Sequence[int], tails: Sequence[int] = (), tokens: Sequence[int] = ()
+) -> A | mx.array:
     """Put zeros where a row has pads.
 
     Args:
@@ -22,13 +24,14 @@ def hide_pads(array: A, ring: Ring, pads: Sequence[int], tails: Sequence[int] = 
         ring: where the columns lie.
         pads: how many of each row's oldest columns behind the sinks are pads, (B,), or one number for all rows.
         tails: how many of its newest columns are, likewise; none if empty.
+        tokens: how many tokens each row has had, where a row may have fewer than the ring has sinks.
     """
     if not isinstance(array, mx.array) or not array.size or not (any(pads) or any(tails)):
         return array
     columns = slot_columns(array.shape[2], ring.head - 1 if ring.wrapped else None, ring.keep)[:, None]
     held = columns >= _rows([ring.keep + p for p in pads])
     if ring.keep:
-        held = held | (columns < ring.keep)
+        held = held | (columns < (_rows([min(ring.keep, t) for t in tokens]) if tokens else ring.keep))
     if any(tails):
         held = held & (columns < _rows([array.shape[2] - t for t in tails]))
     return mx.where(held, array, mx.zeros((), array.dtype))

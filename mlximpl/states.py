@@ -121,7 +121,7 @@ def check_ring_rows(
     """Refuse rings whose numbers disagree, or that lack tokens which the next query may see."""
     for offset, pad, tail in zip(offsets, pads, tails, strict=True):
         held = stored - pad
-        if offset < held or (pad > stored and offset != held):
+        if offset < held or (pad > max(0, stored - keep) and offset != held):
             raise ValueError(f"{kind} state: offset {offset} does not fit {stored} columns with {pad} pads")
         if offset > held and held - tail < max_size - 1:
             raise ValueError(

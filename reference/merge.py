@@ -64,7 +64,7 @@ def columns_brought(cache: Cache) -> tuple[list[int], list[int]]:
 
 
 def _right_aligned(brought: Sequence[tuple[list[int], list[int]]], keep: int) -> list[list[int]]:
-    """Each row's slots, as many for every row: `keep` for its sinks if there is any token, then pads, then the others."""
+    """As many slots for every row: `keep` for the sinks if any row has a token, then pads, then the others."""
     width = max(len(behind) for _, behind in brought) + (keep if any(sinks for sinks, _ in brought) else 0)
     return [sinks + [NOWHERE] * (width - len(sinks) - len(behind)) + behind for sinks, behind in brought]
 

@@ -71,7 +71,7 @@ def prepare(
     """Begin a ragged prefill. `lengths[b] + right_padding[b]` columns are announced, the same number for every row.
 
     Raises ValueError for a second one before `finalize`, for numbers that are negative, too many or too few or
-    disagree, and for left padding on a cache with columns.
+    disagree, and for left padding on a cache with columns or tokens (a ring of one slot may have lost its only column).
 
     >>> from reference.state import batch
     >>> prepare(batch([0, 0]), lengths=[4, 2]).pending
@@ -90,7 +90,7 @@ def prepare(
             raise ValueError(f"{name} {list(numbers)} has a negative number")
     due = cache.due
     if left_padding is not None:
-        if cache.slots and cache.rows:
+        if (cache.slots and cache.rows) or any(cache.tokens):
             raise ValueError(f"left_padding {list(left_padding)}, but the cache holds {cache.slots} columns")
         due = tuple(before + more for before, more in zip(due, left_padding, strict=True))
     return replace(cache, due=due, pending=_announce(due, lengths, right_padding))

@@ -1,7 +1,7 @@
 """The sinks of a batch have slots of their own, since rows reach the end of their sinks at different columns.
 
-The first `keep` slots are theirs as soon as anything is stored. A token at a position p < keep lies in slot p, and the column that it
-came in is a pad. Two rows, keep = 2, left padding 0 and 2, after four columns:
+The first `keep` slots are theirs as soon as anything is stored. A token at a position p < keep lies in slot p, and the
+column that it came in is a pad. Two rows, keep = 2, left padding 0 and 2, after four columns:
 
     slot     0   1   2   3   4   5
     row a    0   1   .   .   2   3

@@ -81,7 +81,7 @@ def _new(made: ops.New | ops.Child, left_padding: tuple[int, ...] | None) -> Hel
         case "ChunkedKVCache":
             return ref.chunked(made.chunk_size or 0)
         case "BatchKVCache" | "BatchRotatingKVCache":
-            return ref.batch(left_padding or (0,) * rows, made.max_size)
+            return ref.batch(left_padding or (0,) * rows, made.max_size, made.keep)
         case _:
             return ref.solo(made.max_size, made.keep)
 

@@ -147,7 +147,7 @@ class SurfaceAdapter:
             case "BatchKVCache":
                 return cls(padding)
             case "BatchRotatingKVCache":
-                return cls(made.max_size, padding)
+                return cls(made.max_size, padding, **({"keep": made.keep} if made.keep else {}))
             case "QuantizedKVCache":
                 return cls(group_size=made.group_size, bits=made.bits)
             case "ChunkedKVCache":
