@@ -1,4 +1,4 @@
-"""`python -m conformance [run|replay|record|lint|fuzz|kill-saves|files-bench]`.
+"""`python -m conformance [run|replay|record|lint|fuzz|kill-saves|files-bench|zoo]`.
 
 Exit codes: 0 all agree; 1 a divergence, a golden or a check that fails; 2 the call, a file or an implementation is
 unusable.
@@ -16,7 +16,7 @@ from conformance.adapters.registry import IMPLEMENTATIONS
 from conformance.trace import TraceError
 
 ROOT = Path(__file__).resolve().parent.parent
-VERBS = ("run", "replay", "record", "lint", "fuzz", "kill-saves", "files-bench")
+VERBS = ("run", "replay", "record", "lint", "fuzz", "kill-saves", "files-bench", "zoo")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,6 +65,15 @@ def parser() -> argparse.ArgumentParser:
 
     bench = verbs.add_parser("files-bench", help="sizes and reload times of files, beside mlx-lm's")
     bench.add_argument("--json", action="store_true", help="print one JSON object")
+
+    zoo = verbs.add_parser("zoo", help="mlx-lm's models and generators on mlx-lm's caches and on mlximpl's")
+    zoo.add_argument("families", nargs="*", help="parts of names; all without")
+    zoo.add_argument("--schedules", nargs="+", default=[], metavar="NAME", help="parts of names; all without")
+    zoo.add_argument("--random", type=_count, default=None, metavar="N", help="N schedules drawn at random instead")
+    zoo.add_argument("--seed", type=int, default=0, help="of the first of them (default: 0)")
+    zoo.add_argument("--jobs", type=_count, default=None, help="processes (default: one a core, 4 at most)")
+    zoo.add_argument("--json", action="store_true", help="print one JSON object, progress on stderr")
+    zoo.add_argument("--quiet", action="store_true", help="no progress")
     return whole
 
 
@@ -119,9 +128,15 @@ def main(argv: Sequence[str]) -> int:
             from conformance import kill_saves
 
             return kill_saves.main(arguments)
-        from conformance import files_bench
+        if arguments.verb == "files-bench":
+            from conformance import files_bench
 
-        return files_bench.main(arguments)
+            return files_bench.main(arguments)
+        from conformance import run
+        from conformance.zoo import run as zoo
+
+        arguments.jobs = arguments.jobs or run.default_jobs()
+        return zoo.main(arguments)
     except (AdapterError, TraceError) as error:
         print(error, file=sys.stderr)
         return 2

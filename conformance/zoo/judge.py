@@ -36,7 +36,8 @@ class Cell:
 
     @property
     def full(self) -> bool:
-        return self.equal == self.rows > 0
+        """Whether every row is equal."""
+        return self.equal == self.rows
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "faults": [vars(fault) for fault in self.faults]}

@@ -165,3 +165,48 @@ SCHEDULES: tuple[Schedule, ...] = (
 )
 
 BY_NAME: dict[str, Schedule] = {schedule.name: schedule for schedule in SCHEDULES}
+
+
+def random_schedule(seed: int) -> Schedule:
+    """Something that a server might see: rows come, go, return and are cancelled at times of no plan."""
+    draw = random.Random(seed)
+    actions: list[Action] = []
+    rows = 0
+    back: list[int] = []
+    """Rows that may have left, and may return once."""
+    for _ in range(draw.randint(3, 8)):
+        what = draw.choice(("insert", "insert", "next", "next", "take out", "return", "finish"))
+        if what == "insert" or not rows:
+            coming = draw.randint(1, 4)
+            parts = [_pieces(draw, rows + i) for i in range(coming)]
+            wanted = tuple(draw.randint(1, 14) for _ in parts)
+            actions.append(segments(*parts, max_tokens=wanted))
+            rows += coming
+        elif what == "next":
+            actions.append(Next(draw.randint(1, 9)))
+        elif what == "take out" and any(isinstance(action, Next) for action in actions[-1:]):
+            actions.append(TakeOut(draw.randrange(rows)))
+        elif what == "return" and back:
+            returning = draw.choice((Reload, PutBack))
+            back_row = back.pop(draw.randrange(len(back)))
+            actions.append(returning(back_row, words(draw.randint(1, 9), seed), draw.randint(1, 9)))
+            rows += 1
+        elif what == "finish":
+            actions.append(Finish())
+            gone = [action.sequence for action in actions if isinstance(action, (TakeOut, PutBack, Reload))]
+            back = [row for row in range(rows) if row not in gone]
+    places = draw.choice((1, 2, 3, 5, 8))
+    return Schedule(
+        f"random_{seed}",
+        "drawn at random",
+        (*actions, Finish()),
+        prefill_step_size=draw.choice((1, 2, 3, 5, WINDOW, 64)),
+        prefill_batch_size=places,
+        completion_batch_size=max(places, draw.choice((2, 4, 8))),
+    )
+
+
+def _pieces(draw: random.Random, seed: int) -> list[tuple[int, ...]]:
+    """A prompt in one to three segments."""
+    sizes = [draw.choice((1, 1, 2, 3, 5, 7, WINDOW, 9, 13)) for _ in range(draw.choice((1, 1, 1, 2, 3)))]
+    return [words(n, 100 * seed + i) for i, n in enumerate(sizes)]

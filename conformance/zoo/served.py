@@ -81,9 +81,9 @@ class Server:
                     pass
 
     def _admit(self, parts: Any, wanted: int, caches: list[Any], before: list[int]) -> None:
+        # Lists of our own: mlx-lm shortens what it is given.
         of = [list(part) for part in parts]
-        # mlx-lm shortens and appends to what it is given.
-        self.rows.append(Row([*before, *sum(of, [])], wanted))
+        self.rows.append(Row([*before, *(token for part in parts for token in part)], wanted))
         self._uids += self._generator.insert_segments([of], [wanted], [caches])
 
     def _again(self, action: PutBack | Reload, caches: list[Any]) -> None:
