@@ -11,6 +11,7 @@ pytest.importorskip("mlx_lm", reason="the models and generators are mlx-lm's")
 
 import mlximpl
 from conformance.__main__ import main
+from conformance.adapters.surface import set_device
 from conformance.zoo.alone import Alone
 from conformance.zoo.families import BOUNDED, FAMILIES, Family
 from conformance.zoo.families import BY_NAME as FAMILY
@@ -19,6 +20,8 @@ from conformance.zoo.judge import Cell, judge, judge_family
 from conformance.zoo.models import make_model
 from conformance.zoo.schedules import BY_NAME, SCHEDULES, random_schedule
 from mlximpl import ArraysCache, BatchKVCache, BatchRotatingKVCache
+
+set_device()
 
 NAMED = [pytest.param(family, id=family.label) for family in (*FAMILIES, *BOUNDED)]
 
