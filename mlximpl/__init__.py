@@ -8,6 +8,8 @@ from .chunked_kv_cache import ChunkedKVCache
 from .concatenate_kv_cache import ConcatenateKVCache
 from .file_error import PromptCacheFileError
 from .filter import filter_rows
+from .from_mlx_lm import from_mlx_lm
+from .install import install, uninstall
 from .kv_cache import KVCache
 from .load_prompt_file import load_prompt_cache
 from .mapped_file import MappedFile
@@ -19,6 +21,8 @@ from .quantized_kv_cache import QuantizedKVCache
 from .rotating_kv_cache import RotatingKVCache
 from .save_prompt_file import save_prompt_cache
 from .temporal_order import temporal_view
+from .to_mlx_lm import to_mlx_lm
+from .upstream import MlxLmVersionError
 
 __version__ = "0.1.0"
 
@@ -32,12 +36,15 @@ __all__ = [
     "KVCache",
     "MappedFile",
     "MergedRows",
+    "MlxLmVersionError",
     "PromptCacheFileError",
     "QuantizedKVCache",
     "RotatingKVCache",
     "can_trim_prompt_cache",
     "decode_mask",
     "filter_rows",
+    "from_mlx_lm",
+    "install",
     "load_prompt_cache",
     "make_prompt_cache",
     "merge_rows",
@@ -45,5 +52,7 @@ __all__ = [
     "roll_rows",
     "save_prompt_cache",
     "temporal_view",
+    "to_mlx_lm",
     "trim_prompt_cache",
+    "uninstall",
 ]
