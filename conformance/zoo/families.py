@@ -74,7 +74,12 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 8,
 }
-EXPERTS: dict[str, Any] = {"n_routed_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
+EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 16,
+    "num_experts_per_tok": 2,
+}
 SLIDING_THEN_FULL = ["sliding_attention", "full_attention"] * 2
 
 FAMILIES: tuple[Family, ...] = (

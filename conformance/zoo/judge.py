@@ -43,11 +43,11 @@ class Cell:
         return {**vars(self), "faults": [vars(fault) for fault in self.faults]}
 
 
-def judge(alone: Alone, family: Family, schedule: Schedule, caches: Caches) -> Cell:
-    """Run a schedule, and compare each row with the row alone."""
+def judge(alone: Alone, family: Family, schedule: Schedule, caches: Caches, model: Any = None) -> Cell:
+    """Run a schedule, and compare each row with the row alone; `model` is what runs it, if not the one asked alone."""
     cell = Cell(family.label, schedule.name, caches.name)
     run = serve_alone if family.alone else serve
-    rows, error = run(alone.model, caches, schedule)
+    rows, error = run(alone.model if model is None else model, caches, schedule)
     for number, row in enumerate(rows):
         if row.removed and not row.tokens:
             continue
