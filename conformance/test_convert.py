@@ -143,7 +143,7 @@ def ours_to_theirs(make: Make) -> tuple[Any, Any]:
 BOTH_WAYS = pytest.mark.parametrize("convert", [theirs_to_ours, ours_to_theirs])
 
 
-def named(cases: dict[str, Any]) -> Any:
+def named(cases: dict[str, Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases.values(), ids=cases.keys())
 
 
@@ -184,7 +184,7 @@ def check_fetches(masks: list[Any], fetched: list[Any], asked: mx.array) -> None
     rows, n = asked.shape
     parts = [(keys, values) if isinstance(keys, mx.array) else (*keys, *values) for keys, values in fetched]
     seen = [visible(mask, rows, n, parts[0][0].shape[2]) & asked[:, :, None] for mask in masks]
-    assert mx.array_equal(*seen)
+    assert mx.array_equal(seen[0], seen[1])
     some = seen[0].any(axis=1)[:, None, :, None]
     for mine, other in zip(*parts, strict=True):
         assert mine.shape == other.shape
@@ -194,7 +194,7 @@ def check_fetches(masks: list[Any], fetched: list[Any], asked: mx.array) -> None
 def steps_for(cache: Any) -> tuple[int, ...]:
     """mlx-lm's padded rings, and its rings with sinks, keep the laws step by step alone once they have wrapped."""
     padded_ring = "BatchRotating" in type(cache).__name__
-    return (1,) * 9 if padded_ring or getattr(cache, "keep", 0) else (1, 1, 3, 1, 1, 1, 2, 1, 1)
+    return (1,) * 9 if padded_ring or bool(getattr(cache, "keep", 0)) else (1, 1, 3, 1, 1, 1, 2, 1, 1)
 
 
 @BOTH_WAYS
@@ -302,7 +302,8 @@ def test_a_recurrent_state_goes_on(convert: Any, case: Make) -> None:
         rows = original.batch_size
         assert rows == converted.batch_size
         every = mx.ones((rows, n), dtype=mx.bool_)
-        assert mx.array_equal(*(every if mask is None else mask for mask in masks))
+        first, second = (every if mask is None else mask for mask in masks)
+        assert mx.array_equal(first, second)
         for cache in (original, converted):
             cache[0] = columns(rows, 2, 40 + n)
             cache.advance(n)
@@ -391,7 +392,7 @@ def test_what_mlx_lm_broke_is_refused_by_name(spoil: Make, words: str) -> None:
         from_mlx_lm([upstream.CacheList(broken)])
 
 
-class Other(upstream.KVCache):  # type: ignore[misc]
+class Other(upstream.KVCache):  # type: ignore[name-defined, misc]
     """A class that neither side has."""
 
 

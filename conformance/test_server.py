@@ -58,7 +58,7 @@ def answer_alone(model: Any, prompt: list[int], count: int = COUNT) -> Expected:
     """By mlx-lm's generate_step on mlx-lm's caches for one sequence."""
     from mlx_lm.generate import generate_step
 
-    tokens, logprobs = [], []
+    tokens, logprobs = list[int](), list[float]()
     with mx.stream(mx.cpu):
         for token, each in generate_step(mx.array(prompt), model, max_tokens=count):
             logprobs.append(float(each[token].item()))

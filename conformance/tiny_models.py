@@ -28,7 +28,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def save_model(name: str, directory: Path, moved: float = 0.0) -> Path:
+def save_model(name: str, directory: Path, moved: float = 0.0, **sizes: Any) -> Path:
     """A model that mlx-lm loads, with weights large enough that every key counts in the answer.
 
     The weights are the same ones each time, but for noise of the size `moved`: a draft model agrees by and large.
@@ -36,7 +36,7 @@ def save_model(name: str, directory: Path, moved: float = 0.0) -> Path:
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_map
 
-    config = {"model_type": name, **SIZES, **MORE[name]}
+    config = {"model_type": name, **SIZES, **MORE[name], **sizes}
     module = importlib.import_module(f"mlx_lm.models.{name}")
     model = module.Model(module.ModelArgs.from_dict(config))
     mx.random.seed(SEED)
@@ -58,7 +58,8 @@ def save_tokenizer(directory: Path) -> None:
 
     tokenizer = Tokenizer(WordLevel({f"t{i}": i for i in range(WORDS)}, unk_token=f"t{EOS_TOKEN}"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t0", unk_token="t0")
+    make: Any = PreTrainedTokenizerFast
+    fast = make(tokenizer_object=tokenizer, eos_token="t0", unk_token="t0")
     fast.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     fast.save_pretrained(directory)
 

@@ -16,7 +16,7 @@ def exact_lru(own: Mapping[str, Any]) -> Any:
     """A subclass of mlx-lm's `LRUPromptCache`; `own` are the names of its module."""
     theirs, their_trie = own["LRUPromptCache"], own["PromptTrie"]
 
-    class Trie(their_trie):  # type: ignore[misc]
+    class Trie(their_trie):  # type: ignore[valid-type, misc]
         def pop_prefixes(self, model: Any, tokens: list[int]) -> Any:
             """Drop the entries that the one of these tokens can stand for: all prefixes or none."""
             caches = self.get(model, tokens).prompt_cache
@@ -24,7 +24,7 @@ def exact_lru(own: Mapping[str, Any]) -> Any:
                 return []
             return super().pop_prefixes(model, tokens)
 
-    class LRUPromptCache(theirs):  # type: ignore[misc]
+    class LRUPromptCache(theirs):  # type: ignore[valid-type, misc]
         """mlx-lm's, with exact entries.
 
         What is handed out leaves at least one token to feed, which a generator needs. An entry is stored under the
