@@ -66,9 +66,14 @@ class BatchRingMachine(CacheMachine):
         self.run(self._new_batch(padding))
 
     @precondition(CacheMachine.room)
-    @rule(rows=st.sampled_from([1, 1, 1, 2]), more=st.sampled_from([0, 0, 0, 1, 2]))
-    def new_ring(self, rows: int, more: int) -> None:
-        self.run(self._new_solo(rows, (self.keep + more) % (self.max_size or 1)))
+    @rule(rows=st.sampled_from([1, 1, 1, 2]), more=st.sampled_from([0, 0, 0, 1, 2]), number=small)
+    def new_ring(self, rows: int, more: int, number: int) -> None:
+        """One of other sinks is asked to merge with what is there."""
+        made = self._new_solo(rows, (self.keep + more) % (self.max_size or 1))
+        self.run(made)
+        other = self.pick(number, self.is_source)
+        if more and other and self.room():
+            self.run(ops.Merge(self.cache_name(), (other, made.cache), self.row_names(2)))
 
     @precondition(CacheMachine.room)
     @rule(padding=st.lists(st.integers(0, 2), min_size=1, max_size=2), keep=st.integers(-1, 9), number=small)
@@ -93,6 +98,32 @@ class BatchRingMachine(CacheMachine):
         if not self.holdings[name].pending:
             for _ in range(fed):
                 self.run(ops.Update(name, 1, variant=self.holdings[name].variant or "plain"))
+
+    @precondition(CacheMachine.room)
+    @rule(number=small, fed=st.integers(0, 9), rejected=st.integers(0, 4), row=small, more=st.integers(0, 4))
+    def leave_after_a_rollback(self, number: int, fed: int, rejected: int, row: int, more: int) -> None:
+        """A row leaves with whatever is left to it, and goes on alone."""
+        name = self.pick_batch(number)
+        if name is None or self.holdings[name].pending:
+            return
+        for tokens in (fed, rejected):
+            if tokens:
+                self.run(ops.Update(name, tokens, variant=self.holdings[name].variant or "plain"))
+        self.run(ops.Trim(name, rejected))
+        self._extract(name, row, more)
+
+    @precondition(CacheMachine.room)
+    @rule(number=small, how=st.sampled_from(("copy", "state", *ops.VIAS)), fed=st.integers(1, 4))
+    def go_on_with_another(self, number: int, how: str, fed: int) -> None:
+        """A copy, or what a state or a file gives, goes on."""
+        name = self.pick_batch(number)
+        if name is None:
+            return
+        made, names = self.cache_name(), self.row_names(len(self.holdings[name].rows))
+        via = how if how in ops.VIAS else None
+        self.run(ops.Copy(name, made, names) if how == "copy" else ops.Restore(name, made, names, via))
+        for _ in range(fed if made in self.holdings and self.holdings[made].announced is None else 0):
+            self.run(ops.Update(made, 1, variant=self.holdings[made].variant or "plain"))
 
     @rule(number=small, left=st.integers(0, 4), fed=st.integers(0, 4), one_by_one=flag)
     def trim_to_the_sinks(self, number: int, left: int, fed: int, one_by_one: bool) -> None:
@@ -461,7 +492,7 @@ class ListMachine(KindMachine):
             (state, ring),
             (ring, growing, states),
             (ops.Child("CacheList", children=(growing, state)), growing),
-            (ring, ops.Child("RotatingKVCache", max_size=max_size + 1, keep=1)),
+            (ring, ops.Child("RotatingKVCache", max_size=max_size + 1)),
             (ops.Child("ChunkedKVCache", chunk_size=max_size), ops.Child("ConcatenateKVCache")),
             (ops.Child("CacheList", children=(growing,)), state),
         )[which]

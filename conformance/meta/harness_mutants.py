@@ -9,6 +9,8 @@ import numpy as np
 
 from conformance.meta.mutant import breaks
 
+RINGS = "RotatingKVCache BatchRotatingKVCache"
+
 # -- the reference, before the ledger alone -------------------------------------------------------
 
 
@@ -19,7 +21,7 @@ def reference_window_one_wide(original: Any, keys: Any, queries: Any, window: in
     return original(keys, queries, window and window + 1, keep)
 
 
-@breaks("masks.visible", kinds="RotatingKVCache", package="reference", wrong="the sinks are hidden")
+@breaks("masks.visible", kinds=RINGS, package="reference", wrong="the sinks are hidden")
 def reference_hides_sinks(original: Any, keys: Any, queries: Any, window: int | None, keep: int = 0) -> Any:
     return original(keys, queries, window)
 
@@ -33,6 +35,11 @@ def reference_hides_sinks(original: Any, keys: Any, queries: Any, window: int | 
 )
 def reference_stores_too_much(original: Any, cache: Any, count: int) -> Any:
     return original(replace(cache, max_size=cache.max_size + 1), count)
+
+
+@breaks("extract.extract", kinds="BatchRotatingKVCache", package="reference", wrong="a row leaves without its sinks")
+def reference_extracts_without_sinks(original: Any, cache: Any, row: int) -> Any:
+    return replace(original(cache, row), keep=0)
 
 
 @breaks("filter.filter_rows", kinds="BatchKVCache", package="reference", wrong="rows keep their old order")
@@ -131,6 +138,11 @@ def unsound_sinks_dropped(original: Any, slots: list[int], count: int, keep: int
     return original(slots, count, 0)
 
 
+@breaks("sinks.into_sinks", kinds="BatchRotatingKVCache", package="reference", wrong="sinks stay in their columns")
+def unsound_sinks_in_their_columns(original: Any, cache: Any, new: Any, sources: Any) -> Any:
+    return sources
+
+
 @breaks("trim.can_trim", kinds="RotatingKVCache", package="reference", wrong="more is trimmed than is still held")
 def unsound_trim(original: Any, cache: Any, count: int) -> Any:
     return 0 <= count <= min(cache.tokens, default=0)
@@ -149,7 +161,7 @@ def unsound_finalize(original: Any, cache: Any) -> Any:
 # -- the ledger, before the reference and mlximpl -------------------------------------------------
 
 
-@breaks("ledger._sees", kinds="RotatingKVCache", package="conformance", wrong="sinks are forgotten")
+@breaks("ledger._sees", kinds=RINGS, package="conformance", wrong="sinks are forgotten")
 def ledger_forgets_sinks(original: Any, row: Any, query: Any, window: Any, keep: int, front: int) -> Any:
     return original(row, query, window, 0, front)
 

@@ -18,6 +18,7 @@ from conformance.meta import (
     mutants_refusal,
     mutants_ring,
     mutants_rows,
+    mutants_sinks,
     mutants_values,
 )
 from conformance.meta.mutant import Mutant, MutantError
@@ -36,6 +37,7 @@ THEMES = (
     mutants_arrays,
     mutants_list,
     mutants_files,
+    mutants_sinks,
 )
 
 

@@ -84,9 +84,9 @@ def batch(*padding: int, rows: str = "abcdef", cache: str = "x") -> ops.New:
     return ops.New(cache, "BatchKVCache", tuple(rows[: len(padding)]), padding)
 
 
-def batch_ring(max_size: int, *padding: int, rows: str = "abcdef", cache: str = "x") -> ops.New:
-    """`BatchRotatingKVCache(max_size, padding)`."""
-    return ops.New(cache, "BatchRotatingKVCache", tuple(rows[: len(padding)]), padding, max_size)
+def batch_ring(max_size: int, *padding: int, rows: str = "abcdef", cache: str = "x", keep: int = 0) -> ops.New:
+    """`BatchRotatingKVCache(max_size, padding, keep)`."""
+    return ops.New(cache, "BatchRotatingKVCache", tuple(rows[: len(padding)]), padding, max_size, keep)
 
 
 def quantized(bits: int = 8, group_size: int = 32, rows: str = "a", cache: str = "x") -> ops.New:

@@ -190,14 +190,15 @@ VISIBILITY: tuple[Deviation, ...] = (
 STATE: tuple[Deviation, ...] = (
     deviation(
         "D3-sinks-lost-in-a-merge",
-        "rings with sinks are not merged as long as batches have none",
-        "Sinks AfterMerge Refusal",
+        "sinks are kept in a merge",
+        "Sinks AfterMerge Wrapped OneToken",
         ring(8, keep=2),
         feed(8),
         ops.Merge("y", ("x",), ("p",)),
-        about="refusal",
+        feed(1, cache="y"),
+        about="visible",
         does="merges the ring and forgets its sinks; the next token takes the slot of position 0",
-        right="refused",
+        right="the query at position 8 sees 0 and 1, and its window of six",
     ),
     deviation(
         "D3b-rings-of-different-sinks-merged",
@@ -211,6 +212,15 @@ STATE: tuple[Deviation, ...] = (
         about="refusal",
         does="merges them to a batch without sinks",
         right="refused",
+    ),
+    deviation(
+        "D3c-batch-ring-with-sinks",
+        "a batch ring is made with sinks",
+        "Sinks",
+        batch_ring(8, 0, 2, keep=2),
+        about="crash",
+        does="TypeError",
+        right="made",
     ),
     deviation(
         "D6-filter-during-a-ragged-prefill",
