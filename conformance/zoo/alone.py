@@ -52,9 +52,17 @@ class Alone:
 
     def _caches(self) -> list[Any]:
         """mlx-lm's solo caches; its make_prompt_cache lets a bound go where the model makes its own caches."""
-        from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+        from mlx_lm.models.cache import make_prompt_cache
 
         caches: list[Any] = make_prompt_cache(self.model)
-        if self.max_kv_size is None:
-            return caches
-        return [RotatingKVCache(self.max_kv_size, keep=4) if type(c) is KVCache else c for c in caches]
+        return caches if self.max_kv_size is None else [_bounded(cache, self.max_kv_size) for cache in caches]
+
+
+def _bounded(cache: Any, max_kv_size: int) -> Any:
+    from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
+
+    if type(cache) is KVCache:
+        return RotatingKVCache(max_kv_size, keep=4)
+    if type(cache) is CacheList:
+        return CacheList(*(_bounded(child, max_kv_size) for child in cache.caches))
+    return cache

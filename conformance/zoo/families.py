@@ -6,7 +6,7 @@ slide within a few steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 WINDOW = 8
@@ -54,16 +54,8 @@ class Family:
         return self.name if self.max_kv_size is None else f"{self.name}, max_kv_size={self.max_kv_size}"
 
 
-def family(
-    name: str,
-    caches: str,
-    *,
-    nested: bool = False,
-    alone: str = "",
-    max_kv_size: int | None = None,
-    **sizes: Any,
-) -> Family:
-    return Family(name, caches, sizes, nested, alone, max_kv_size)
+def family(name: str, caches: str, *, nested: bool = False, alone: str = "", **sizes: Any) -> Family:
+    return Family(name, caches, sizes, nested, alone)
 
 
 LATENT: dict[str, Any] = {
@@ -277,18 +269,10 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )
 
-BOUNDED: tuple[Family, ...] = (
-    family("llama", "RotatingKVCache with four sinks", max_kv_size=WINDOW + 4),
-    family("gemma3_text", "rings without sinks and with four", max_kv_size=WINDOW + 4, sliding_window_pattern=2),
-    family(
-        "deepseek_v3",
-        "rings of latents with four sinks",
-        max_kv_size=WINDOW + 4,
-        first_k_dense_replace=1,
-        **LATENT,
-        **EXPERTS,
-    ),
-)
-"""Some of them with a bound."""
-
 BY_NAME: dict[str, Family] = {each.name: each for each in FAMILIES}
+
+BOUNDED: tuple[Family, ...] = tuple(
+    replace(BY_NAME[name], max_kv_size=WINDOW + 4)
+    for name in ("llama", "gemma3_text", "gpt_oss", "deepseek_v3", "longcat_flash", "falcon_h1")
+)
+"""Families with a bound: rings with sinks, alone, beside rings without, of latents, in lists."""

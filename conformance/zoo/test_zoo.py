@@ -13,13 +13,13 @@ import mlximpl
 from conformance.__main__ import main
 from conformance.adapters.surface import set_device
 from conformance.zoo.alone import Alone
-from conformance.zoo.families import BOUNDED, FAMILIES, Family
+from conformance.zoo.families import BOUNDED, FAMILIES, WINDOW, Family
 from conformance.zoo.families import BY_NAME as FAMILY
 from conformance.zoo.implementations import caches_of
 from conformance.zoo.judge import Cell, judge, judge_family
 from conformance.zoo.models import make_model
-from conformance.zoo.schedules import BY_NAME, SCHEDULES, random_schedule
-from mlximpl import ArraysCache, BatchKVCache, BatchRotatingKVCache
+from conformance.zoo.schedules import BY_NAME, SCHEDULES, random_schedule, words
+from mlximpl import ArraysCache, BatchKVCache, BatchRotatingKVCache, KVCache, RotatingKVCache
 
 set_device()
 
@@ -58,14 +58,28 @@ def test_mlx_lm_loses_sinks_and_bounds() -> None:
         assert cell.equal < cell.rows
 
 
-def test_the_zoo_meets_every_kind_of_cache() -> None:
-    def kinds(caches: Any) -> set[str]:
-        met = {type(cache).__name__ for cache in caches}
-        return met.union(*(kinds(getattr(cache, "caches", ())) for cache in caches))
+@pytest.mark.parametrize("family", [pytest.param(family, id=family.label) for family in FAMILIES])
+def test_a_bound_holds_whatever_the_model_makes(family: Family) -> None:
+    model, bound = make_model(family.name), WINDOW + 4
+    caches = mlximpl.make_prompt_cache(model, bound)
+    for n in (bound + 5, 1, 1, 7, 1):
+        mx.eval(model(mx.array([words(n, 1)]), cache=caches))
+    stored = [c.keys.shape[2] for c in leaves(caches) if isinstance(c, RotatingKVCache)]
+    assert all(columns in (bound, WINDOW) for columns in stored)
+    assert not any(type(cache) is KVCache for cache in leaves(caches))
+    with pytest.raises(ValueError, match="max_kv_size must be above 4"):
+        mlximpl.make_prompt_cache(model, 4)
 
+
+def leaves(caches: Any) -> list[Any]:
+    return [leaf for cache in caches for leaf in (leaves(cache.caches) if hasattr(cache, "caches") else [cache])]
+
+
+def test_the_zoo_meets_every_kind_of_cache() -> None:
     met: set[str] = set()
-    for family in (*FAMILIES, *BOUNDED):
-        met |= kinds(mlximpl.make_prompt_cache(make_model(family.name), family.max_kv_size))
+    for family in FAMILIES:
+        caches = mlximpl.make_prompt_cache(make_model(family.name))
+        met.update(type(cache).__name__ for cache in (*caches, *leaves(caches)))
     assert met == {"ArraysCache", "CacheList", "ChunkedKVCache", "KVCache", "RotatingKVCache"}
     assert len(FAMILIES) >= 14
 
