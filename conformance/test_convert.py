@@ -62,11 +62,11 @@ def padded(kind: str, *arguments: Any, then: tuple[int, ...] = (), trimmed: int 
     return make
 
 
-def ragged(made: Make, lengths: list[int], right: list[int], chunks: tuple[int, ...] = ()) -> Make:
+def ragged(made: Make, lengths: list[int] | None, right: list[int], chunks: tuple[int, ...] = ()) -> Make:
     def make(of: Namespace) -> Any:
         batch = made(of)
         batch.prepare(lengths=lengths, right_padding=right)
-        return feed(batch, *chunks, rows=len(lengths), first=700)
+        return feed(batch, *chunks, rows=len(right), first=700)
 
     return make
 
@@ -119,6 +119,7 @@ PENDING: dict[str, tuple[Make, tuple[int, ...]]] = {
     "batch, announced": (ragged(padded("BatchKVCache", [0, 0]), [5, 2], [0, 3]), (5,)),
     "batch, announced, fed in chunks": (ragged(padded("BatchKVCache", [0, 0]), [6, 2], [0, 4]), (2, 3, 1)),
     "batch, held and announced": (ragged(MERGED, [5, 2], [0, 3]), (3, 2)),
+    "batch, lengths not announced": (ragged(MERGED, None, [0, 3]), (5,)),
     "batch, one chunk fed": (ragged(MERGED, [9, 3], [0, 6], (4,)), (4, 1)),
     "batch, all fed": (ragged(MERGED, [2, 5], [3, 0], (5,)), ()),
     "batch, left and right": (ragged(padded("BatchKVCache", [2, 0]), [5, 2], [0, 3], (5,)), ()),
@@ -140,6 +141,12 @@ def ours_to_theirs(make: Make) -> tuple[Any, Any]:
     return original, to_mlx_lm(original)
 
 
+def there_and_back(make: Make) -> tuple[Any, Any]:
+    original = make(upstream)
+    return original, to_mlx_lm(from_mlx_lm(original))
+
+
+ALL_WAYS = pytest.mark.parametrize("convert", [theirs_to_ours, ours_to_theirs, there_and_back])
 BOTH_WAYS = pytest.mark.parametrize("convert", [theirs_to_ours, ours_to_theirs])
 
 
@@ -197,14 +204,14 @@ def steps_for(cache: Any) -> tuple[int, ...]:
     return (1,) * 9 if padded_ring or bool(getattr(cache, "keep", 0)) else (1, 1, 3, 1, 1, 1, 2, 1, 1)
 
 
-@BOTH_WAYS
+@ALL_WAYS
 @named({**SOLO, **BATCHES})
 def test_going_on_is_going_on_with_the_original(convert: Any, case: Make) -> None:
     original, converted = convert(case)
     go_on(original, converted, *steps_for(original))
 
 
-@BOTH_WAYS
+@ALL_WAYS
 @named({**SOLO, **BATCHES})
 def test_several_tokens_find_what_was_held(convert: Any, case: Make) -> None:
     """By the fetch alone: what mlx-lm's masks show of a padded or pinned ring here is another matter."""
@@ -218,7 +225,7 @@ def test_several_tokens_find_what_was_held(convert: Any, case: Make) -> None:
         assert mx.array_equal(first[row, :, pad:], second[row, :, pad:])
 
 
-@BOTH_WAYS
+@ALL_WAYS
 @named(QUANTIZED)
 def test_quantized_caches(convert: Any, case: Make) -> None:
     original, converted = convert(case)
@@ -226,7 +233,7 @@ def test_quantized_caches(convert: Any, case: Make) -> None:
     go_on(original, converted, 1, 3, 1)
 
 
-@BOTH_WAYS
+@ALL_WAYS
 @named(PENDING)
 def test_a_ragged_prefill_goes_on(convert: Any, case: tuple[Make, tuple[int, ...]]) -> None:
     make, counts = case
@@ -243,10 +250,11 @@ def tokens_to_come(batch: Any, n: int) -> list[int]:
     pending = mine._pending
     if pending is None:
         return [n, n]
-    return [n - r if length < 0 else length for length, r in zip(pending.lengths, pending.tails, strict=True)]
+    right = [max(tail, waits) for tail, waits in zip(pending.tails, pending.waiting, strict=True)]
+    return [n - r if length < 0 else length for length, r in zip(pending.lengths, right, strict=True)]
 
 
-@BOTH_WAYS
+@ALL_WAYS
 @pytest.mark.parametrize("fed", [(), (3,), (3, 4), (3, 4, 0), (9, 0, 1), (300, 0, 2)])
 def test_a_chunk_goes_on(convert: Any, fed: tuple[int, ...]) -> None:
     def make(of: Namespace) -> Any:
@@ -265,14 +273,20 @@ def test_a_chunk_goes_on(convert: Any, fed: tuple[int, ...]) -> None:
         converted.maybe_trim_front()
 
 
-def arrays(left_padding: list[int] | None, lengths: list[int] | None, advanced: int = 0, filled: int = 2) -> Make:
+def arrays(
+    left_padding: list[int] | None,
+    lengths: list[int] | None,
+    advanced: int = 0,
+    filled: int = 2,
+    right: list[int] | None = None,
+) -> Make:
     def make(of: Namespace) -> Any:
         cache = of.ArraysCache(3, left_padding=left_padding)
         rows = len(left_padding or lengths or [0])
         for i in range(filled):
             cache[i] = columns(rows, 2, i)
         if lengths is not None:
-            cache.prepare(lengths=lengths)
+            cache.prepare(lengths=lengths, right_padding=right)
         cache.advance(advanced)
         return cache
 
@@ -287,11 +301,12 @@ STATES: dict[str, Make] = {
     "left pads long past": arrays([2, 0], None, 5),
     "right pads to come": arrays(None, [5, 2]),
     "right pads coming": arrays(None, [5, 2], 3),
+    "right pads in every row": arrays(None, [1, 0], right=[1, 2]),
     "both": arrays([2, 0], [5, 3], 1),
 }
 
 
-@BOTH_WAYS
+@ALL_WAYS
 @named(STATES)
 def test_a_recurrent_state_goes_on(convert: Any, case: Make) -> None:
     original, converted = convert(case)
@@ -310,6 +325,23 @@ def test_a_recurrent_state_goes_on(convert: Any, case: Make) -> None:
     original.finalize()
     converted.finalize()
     assert original.make_mask(2) is None and converted.make_mask(2) is None
+
+
+@BOTH_WAYS
+@named(STATES)
+def test_a_recurrent_state_shares_nothing(convert: Any, case: Make) -> None:
+    def moved(cache: Any) -> None:
+        for slot in cache.cache:
+            if slot is not None:
+                slot[...] = 77
+        cache[2] = columns(cache.batch_size, 1, 5)
+        cache.advance(1)
+
+    for mover in (0, 1):
+        pair = convert(case)
+        before = held(pair[1 - mover].state)
+        moved(pair[mover])
+        assert held(pair[1 - mover].state) == before
 
 
 @BOTH_WAYS
@@ -418,6 +450,11 @@ def trimmed_ring(*fed: int, n: int) -> Any:
     return solo("RotatingKVCache", 8, fed=fed, trimmed=n)(mlximpl)
 
 
+def ring_longer_with_a_pad() -> Any:
+    keys = columns(1, 11)
+    return mlximpl.RotatingKVCache.from_state((keys, keys, 20, 2, 8, 11, 1))
+
+
 def right_padding_alone() -> Any:
     ring = merged("RotatingKVCache", 4, fed=((1,), (2,)))(mlximpl)
     ring.prepare(right_padding=[0, 2])
@@ -441,6 +478,7 @@ def columns_of_unknown_number() -> Any:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "sinks in a batch": (lambda: mlximpl.BatchRotatingKVCache(8, [1, 0], keep=2), "keeps 2 sinks"),
     "a pad behind the sinks": (lambda: trimmed_ring(*(1,) * 11, n=1), "holds 7 tokens, and a ring of mlx-lm 8"),
+    "a pad in a longer ring": (ring_longer_with_a_pad, "1 of its columns hold no token"),
     "a ring cut short": (lambda: trimmed_ring(20, 3, n=3), "holds 7 tokens, and a ring of mlx-lm 8"),
     "a batch cut short": (ring_batch_short, "holds 3 columns, and a ring of mlx-lm 4"),
     "right padding alone": (right_padding_alone, "announced without lengths"),

@@ -14,6 +14,7 @@ from .cache_list import CacheList
 from .checks import COLUMNS_MAX
 from .chunked_kv_cache import ChunkedKVCache
 from .kinds import KINDS
+from .padding import Pending
 from .quantized_kv_cache import QuantizedKVCache
 from .rotating_kv_cache import RotatingKVCache
 from .row_numbers import Ints
@@ -84,8 +85,10 @@ def _chunked(ours: ChunkedKVCache) -> Attributes:
 
 def _ring(ours: RotatingKVCache) -> Attributes:
     held = ours._columns() - ours._pads
-    if ours._pads or held < ours.size():
+    if held < ours.size():
         raise ValueError(f"after a trim it holds {held} tokens, and a ring of mlx-lm {ours.size()}")
+    if ours._pads:
+        raise ValueError(f"{ours._pads} of its columns hold no token, and mlx-lm would show them")
     return {**_growing(ours), "keep": ours.keep, "max_size": ours.max_size, "_idx": ours._ring.head}
 
 
@@ -110,14 +113,18 @@ def _array(numbers: Ints) -> mx.array:
 def _batch(ours: BatchKVCache) -> Attributes:
     right, pending = None, ours._pending
     if pending is not None:
-        if pending.columns > COLUMNS_MAX // 2 and any(length >= 0 for length in pending.lengths):
-            raise ValueError("nothing says how many columns come, and so how much right padding")
-        to_come = [
-            max(0, waiting) if length < 0 else pending.columns - length
-            for length, waiting in zip(pending.lengths, pending.waiting, strict=True)
-        ]
-        right = _array(tuple(t + n for t, n in zip(pending.tails, to_come, strict=True)))
+        right = _array(tuple(t + n for t, n in zip(pending.tails, _right_pads_to_come(pending), strict=True)))
     return {**_rows(ours), "_right_padding": right}
+
+
+def _right_pads_to_come(pending: Pending) -> list[int]:
+    found = []
+    for length, waiting in zip(pending.lengths, pending.waiting, strict=True):
+        if waiting < 0 <= length and pending.columns > COLUMNS_MAX // 2:  # as `from_mlx_lm` has it
+            raise ValueError("nothing says how many columns come, and so how much right padding")
+        told = 0 if length < 0 else pending.columns - length
+        found.append(waiting if waiting >= 0 else told)
+    return found
 
 
 def _batch_ring(ours: BatchRotatingKVCache) -> Attributes:
