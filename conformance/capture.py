@@ -1,16 +1,18 @@
 """Writes down every call on mlx-lm's caches, with its arrays, while mlx-lm's own code makes the calls.
 
-The classes' methods are wrapped for as long as a `Capture` is open. Rows are followed by name through the calls: `a` is
+`wrapping.py` has the classes call the methods here. Rows are followed by name through the calls: `a` is
 the first sequence, `a2` is the same one in its next batch.
+
+A model makes several calls where a trace has one update. A recurrent layer's is at an end with its `advance`; that of a
+list, with the update of its last child. What a model reads beside (`keys_and_values`, `cache[i]`) is no operation.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from conformance.adapters.base import Inputs, Observation
 from conformance.adapters.surface import NAMES, to_numpy
 from conformance.payload import Config, Storage
 
-CLASSES = ("KVCache", "RotatingKVCache", "BatchKVCache", "BatchRotatingKVCache")
+RECURRENT, LIST = "ArraysCache", "CacheList"
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Event:
 
     operation: ops.Operation
     seen: Observation
-    inputs: tuple[Storage, Storage] | None = None
+    inputs: dict[str, Storage] = field(default_factory=dict)
+    """Named as a golden names them, without the number of the step."""
 
 
 @dataclass
@@ -40,6 +43,14 @@ class Known:
     layer: int
     name: str
     rows: tuple[str, ...]
+    within: Known | None = None
+    """The list that it is a child of."""
+    number: int = 0
+    """Which child of it."""
+    done: dict[int, Event] = field(default_factory=dict)
+    """Of a list: what its children did in the update that goes on."""
+    written: dict[int, Storage] = field(default_factory=dict)
+    """Of a recurrent state: what was written to its slots since the last `advance`."""
 
 
 @dataclass
@@ -64,15 +75,14 @@ class Capture:
         for layer in self.layers:
             cache = caches[layer]
             known = self._know(cache, layer, (self._fresh(layer, sequence),))
-            kind = type(cache).__name__
-            max_size = getattr(cache, "max_size", None)
-            keep = getattr(cache, "keep", 0)
-            self._log(known, ops.New(known.name, kind, known.rows, max_size=max_size, keep=keep), known)
+            self._log(known, ops.New(known.name, rows=known.rows, **_made_of(cache)), known)
 
     def _know(self, cache: Any, layer: int, rows: tuple[str, ...]) -> Known:
         self.cache_count[layer] += 1
         known = Known(cache, layer, f"c{self.cache_count[layer]}", rows)
         self.known[id(cache)] = known
+        for i, child in enumerate(_children(cache)):
+            self.known[id(child)] = Known(child, layer, f"{known.name}.{i}", rows, known, i)
         return known
 
     def _fresh(self, layer: int, row: str) -> str:
@@ -81,19 +91,22 @@ class Capture:
         number = self.row_count[layer, base]
         return base if number == 1 else f"{base}{number}"
 
-    def _log(self, known: Known, operation: ops.Operation, target: Known, **seen: Any) -> None:
-        inputs = seen.pop("inputs", None)
-        cache = target.cache
-        offsets = np.array(cache.offset).reshape(-1).tolist()
-        observation = Observation(
-            rows=len(target.rows),
-            offsets=tuple(offsets),
-            size=cache.size(),
-            empty=None,
-            trimmable=None,
-            **seen,
-        )
-        self.events[known.layer].append(Event(operation, observation, inputs))
+    def _log(self, known: Known, operation: ops.Operation, target: Known) -> None:
+        self.events[known.layer].append(Event(operation, _observed(target.cache)))
+
+    def _updated(self, known: Known, update: ops.Update, inputs: dict[str, Storage], **seen: Any) -> None:
+        """Log an update, or keep it until all children of the list are updated."""
+        event = Event(update, replace(_observed(known.cache), **seen), inputs)
+        whole = known.within
+        if whole is None:
+            self.events[known.layer].append(event)
+            return
+        if known.number in whole.done:
+            raise RuntimeError(f"{known.name} is updated twice, and another child of the list not once")
+        whole.done[known.number] = event
+        if len(whole.done) == len(_children(whole.cache)):
+            self.events[whole.layer].append(_of_all(whole, [whole.done[i] for i in sorted(whole.done)]))
+            whole.done = {}
 
     # -- the calls ----------------------------------------------------------------------------
 
@@ -101,35 +114,66 @@ class Capture:
         mask = make(cache, *args, **kwargs)
         asked = (args[0], kwargs.get("window_size"), kwargs.get("return_array", False))
         self.asked[type(cache)] = asked
-        self.masks[id(cache)] = (*asked, mask)
+        if id(cache) in self.known:  # another's id may be given again
+            self.masks[id(cache)] = (*asked, mask)
         return mask
 
-    def update_and_fetch(
-        self, cache: Any, update: Callable[..., Any], make_mask: Callable[..., Any], keys: Any, values: Any
-    ) -> Any:
+    def _mask(self, cache: Any, columns: int) -> tuple[int | None, bool, str | Storage]:
+        """Window, return_array and mask of the update that comes now."""
+        cls = type(cache)
+        if not hasattr(cls, "make_mask"):  # the model makes the mask of a chunk, which shows what is held
+            return None, False, "none" if columns == 1 else "causal"
+        count, window, array, mask = self.masks.pop(id(cache), (*self.asked[cls], self))
+        if count != columns:
+            raise RuntimeError(f"a mask for {count} columns before an update of {columns}")
+        if mask is self:
+            how = {} if cls.__name__ == RECURRENT else {"window_size": window, "return_array": array}
+            mask = cache.make_mask(count, **how)
+        return window, array, "none" if mask is None else mask if isinstance(mask, str) else np.array(mask)
+
+    def update_and_fetch(self, cache: Any, update: Callable[..., Any], keys: Any, values: Any) -> Any:
         known = self.known.get(id(cache))
         if known is None:
             return update(cache, keys, values)
-        if id(cache) in self.masks:
-            count, window, array, mask = self.masks.pop(id(cache))
-        else:
-            count, window, array = self.asked[type(cache)]
-            mask = make_mask(cache, count, window_size=window, return_array=array)
-        if count != keys.shape[2]:
-            raise RuntimeError(f"a mask for {count} columns before an update of {keys.shape[2]}")
-        inputs = (to_numpy(keys), to_numpy(values))
+        count = keys.shape[2]
+        window, array, mask = self._mask(cache, count)
+        inputs = {"input.keys": to_numpy(keys), "input.values": to_numpy(values)}
         fetched = update(cache, keys, values)
-        self._log(
+        self._updated(
             known,
             ops.Update(known.name, count, window, array),
-            known,
-            inputs=inputs,
-            mask="none" if mask is None else mask if isinstance(mask, str) else np.array(mask),
+            inputs,
+            mask=mask,
             keys=to_numpy(fetched[0]),
             values=to_numpy(fetched[1]),
             dtypes=(NAMES[fetched[0].dtype], NAMES[fetched[1].dtype]),
         )
         return fetched
+
+    def setitem(self, cache: Any, write: Callable[..., Any], slot: int, x: Any) -> None:
+        write(cache, slot, x)
+        if known := self.known.get(id(cache)):
+            known.written[slot] = to_numpy(x)
+
+    def advance(self, cache: Any, advance: Callable[..., Any], columns: int) -> None:
+        known = self.known.get(id(cache))
+        if known is None:
+            advance(cache, columns)
+            return
+        _, _, mask = self._mask(cache, columns)
+        advance(cache, columns)
+        slots = sorted(known.written)
+        if len(slots) not in (1, len(cache.cache)):
+            raise RuntimeError(f"an update of the slots {slots}: a trace has one, or all")
+        inputs = {f"input.slot.{i}": known.written[i] for i in slots}
+        known.written = {}
+        only = slots[0] if len(slots) < len(cache.cache) else None
+        self._updated(known, ops.Update(known.name, columns, slot=only), inputs, mask=mask)
+
+    def maybe_trim_front(self, cache: Any, trim: Callable[..., Any]) -> None:
+        trim(cache)
+        if known := self.known.get(id(cache)):
+            self._log(known, ops.TrimFront(known.name), known)
 
     def prepare(self, cache: Any, prepare: Callable[..., Any], **kwargs: Any) -> None:
         prepare(cache, **kwargs)
@@ -179,64 +223,12 @@ class Capture:
         made = object.__new__(type(cache))
         memo[id(cache)] = made
         made.__dict__.update(copy.deepcopy(vars(cache), memo))
-        if known := self.known.get(id(cache)):
+        known = self.known.get(id(cache))
+        if known is not None and known.within is None:
             rows = tuple(self._fresh(known.layer, row) for row in known.rows)
             into = self._know(made, known.layer, rows)
             self._log(known, ops.Copy(known.name, into.name, rows), into)
         return made
-
-
-@contextmanager
-def wrapped(capture: Capture) -> Iterator[None]:
-    """The cache classes with every call written down. Calls that a method makes itself are its own affair."""
-    from mlx_lm.models import cache as upstream
-
-    undo: list[tuple[type, str, Any]] = []
-
-    def wrap(cls: type, name: str, before: Callable[..., Any]) -> None:
-        undo.append((cls, name, vars(cls).get(name)))
-        setattr(cls, name, before)
-
-    def outermost(handler: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(cache: Any, *args: Any, **kwargs: Any) -> Any:
-            if capture.depth:
-                return method(cache, *args, **kwargs)
-            capture.depth += 1
-            try:
-                return handler(cache, *args, **kwargs)
-            finally:
-                capture.depth -= 1
-
-        return call
-
-    def handled(name: str, method: Callable[..., Any], *more: Any) -> Callable[..., Any]:
-        handler = getattr(capture, name)
-        return outermost(lambda cache, *args, **kwargs: handler(cache, method, *more, *args, **kwargs), method)
-
-    def copied(cache: Any, memo: dict[int, Any]) -> Any:
-        return capture.deepcopy(cache, memo)
-
-    try:
-        for class_name in CLASSES:
-            cls = getattr(upstream, class_name)
-            for name in ("prepare", "finalize", "filter", "extend", "extract"):
-                if name in vars(cls):
-                    wrap(cls, name, handled(name, vars(cls)[name]))
-            if class_name.startswith("Batch"):
-                merge = vars(cls)["merge"].__func__
-                by_class = outermost(lambda kind, caches, m=merge: capture.merge(lambda c: m(kind, c), caches), merge)
-                wrap(cls, "merge", classmethod(by_class))  # type: ignore[arg-type]
-            make_mask = vars(cls)["make_mask"]
-            wrap(cls, "update_and_fetch", handled("update_and_fetch", vars(cls)["update_and_fetch"], make_mask))
-            wrap(cls, "make_mask", handled("make_mask", make_mask))
-            wrap(cls, "__deepcopy__", copied)
-        yield
-    finally:
-        for cls, name, method in reversed(undo):
-            if method is None:
-                delattr(cls, name)
-            else:
-                setattr(cls, name, method)
 
 
 class Playback:
@@ -258,8 +250,54 @@ class Playback:
 
 
 def head_shapes(events: Sequence[Event]) -> Config:
-    """The configuration of the arrays that were captured."""
-    first = next(event for event in events if event.inputs is not None)
-    assert first.inputs is not None and first.seen.dtypes is not None
-    keys, values = first.inputs
-    return Config(first.seen.dtypes[0], keys.shape[1], keys.shape[3], values.shape[3])
+    """The configuration of the arrays that were captured; of states alone, their dtype."""
+    inputs = next(event.inputs for event in events if event.inputs)
+    fed = {name.split(".")[-1]: x for name, x in inputs.items() if name.endswith(("keys", "values"))}
+    dtype = {"uint16": "bfloat16"}.get(name := next(iter(inputs.values())).dtype.name, name)
+    if not fed:
+        return Config(dtype)
+    return Config(dtype, fed["keys"].shape[1], fed["keys"].shape[3], fed["values"].shape[3])
+
+
+# -- one cache ------------------------------------------------------------------------------------
+
+
+def _children(cache: Any) -> Sequence[Any]:
+    return cache.caches if type(cache).__name__ == LIST else ()
+
+
+def _made_of(cache: Any) -> dict[str, Any]:
+    """What `new` says of a cache."""
+    made: dict[str, Any] = {"kind": type(cache).__name__}
+    made |= {name: getattr(cache, name) for name in ("max_size", "keep", "chunk_size") if hasattr(cache, name)}
+    if made["kind"] == RECURRENT:
+        made["slots"] = len(cache.cache)
+    if children := _children(cache):
+        made["children"] = tuple(ops.Child(**_made_of(child)) for child in children)
+    return made
+
+
+def _observed(cache: Any) -> Observation:
+    """What a cache shows between two calls."""
+    seen = Observation(size=cache.size(), empty=None, trimmable=None)
+    if children := _children(cache):
+        return replace(seen, children=tuple(map(_observed, children)))
+    if type(cache).__name__ == RECURRENT:
+        states = tuple(None if x is None else to_numpy(x) for x in cache.cache)
+        return replace(seen, rows=cache.batch_size, states=states)
+    rows = None if cache.keys is None else int(cache.keys.shape[0])
+    offsets = tuple(np.array(cache.offset).reshape(-1).tolist())
+    return replace(seen, rows=rows, offsets=offsets, front=getattr(cache, "start_position", None))
+
+
+def _of_all(whole: Known, parts: Sequence[Event]) -> Event:
+    """The update of a list, of its children's."""
+    updates = [part.operation for part in parts if isinstance(part.operation, ops.Update)]
+    masked = [update for update, part in zip(updates, parts, strict=True) if part.seen.states is None]
+    asked = {(update.tokens, update.window, update.return_array) for update in masked}
+    if len({(update.tokens, update.slot) for update in updates}) > 1 or len(asked) > 1:
+        raise RuntimeError(f"no one update says what the children of {whole.name} did: {updates}")
+    update = replace(masked[0] if masked else updates[0], cache=whole.name)
+    inputs = {f"{i}.{name}": x for i, part in enumerate(parts) for name, x in part.inputs.items()}
+    seen = replace(_observed(whole.cache), children=tuple(part.seen for part in parts))
+    return Event(update, seen, inputs)

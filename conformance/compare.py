@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from conformance.adapters.base import Observation
 from conformance.ledger import LAWFUL, REFUSED, Expected, Holding, Token, Verdict
-from conformance.payload import PAD, Config, Floats, Ints, Payload, Storage, decode_state, encode, from_storage, queries
+from conformance.payload import PAD, Config, Floats, Ints, Payload, Storage, encode, from_storage, queries
 from reference.quantize import codes
 
 Bools = NDArray[np.bool_]
@@ -271,9 +271,9 @@ def _states(seen: Observation, expected: Expected, config: Config, tokens: Token
             continue
         if x.shape[:1] != (len(want),):
             return Difference(f"slot {i}", f"shape {x.shape}", f"{len(want)} rows")
-        tags, positions = decode_state(x, i, config)
+        tags, positions = tokens.payload.decode_state(x, i, config)
         got = list(zip(tags.tolist(), positions.tolist(), strict=True))
-        should = [tokens.token("key", token) if token else (PAD, PAD) for token in want]
+        should = [tokens.token(f"slot.{i}", token) if token else (PAD, PAD) for token in want]
         for name, one, other in zip(expected.names, got, should, strict=True):
             if one != other:
                 return Difference(f"state[{name}]", _state(one), _state(other), f"slot {i}")
@@ -342,6 +342,7 @@ def against_reference(seen: Observation, ref: Observation, expected: Expected) -
     for i, (child, its) in enumerate(zip(seen.children, ref.children, strict=True)):
         yield from against_reference(child, its, expected.children[i])
     if expected.states is not None or expected.children:
+        yield from _same_states(seen, ref)
         return
     if ref.keys is not None and seen.keys is not None and seen.keys.shape != ref.keys.shape:
         yield Difference("shape of keys", str(seen.keys.shape), str(ref.keys.shape))
@@ -364,6 +365,16 @@ def against_reference(seen: Observation, ref: Observation, expected: Expected) -
     first = _same_columns(seen, ref, expected, ref_mask) if seen.parts is None else _same_parts(seen, ref)
     if first:
         yield first
+
+
+def _same_states(seen: Observation, ref: Observation) -> Iterator[Difference]:
+    for i, (got, should) in enumerate(zip(seen.states or (), ref.states or (), strict=True)):
+        if got is not None and should is not None and not _same_bits(got, should):
+            yield Difference(f"slot {i}", f"{got.dtype} {got.shape} of other bits", "the reference's")
+
+
+def _same_bits(a: Storage, b: Storage) -> bool:
+    return (a.shape, a.dtype) == (b.shape, b.dtype) and a.tobytes() == b.tobytes()
 
 
 def _same_columns(seen: Observation, ref: Observation, expected: Expected, mask: Bools) -> Difference | None:

@@ -11,7 +11,7 @@ from conformance import operations as ops
 from conformance.adapters.base import Adapter, Inputs, Observation
 from conformance.compare import Difference, against_expected, against_reference, against_verdict
 from conformance.ledger import REFUSED, Expected, Ledger, Token, merged_kind
-from conformance.payload import PAD, Config, Payload, Tagged, encode_state, queries
+from conformance.payload import PAD, Config, Payload, Tagged, queries
 from conformance.trace import Step, Trace
 
 VERDICTS = ("refusal", "crash", "half-applied")
@@ -186,10 +186,10 @@ class Driver:
             parts = enumerate(self.ledger.parts(operation))
             return Inputs(children=tuple(self._inputs(part, f"{where}.{i}") for i, part in parts))
         if self.ledger.holdings[operation.cache].recurrent:
-            return self._states(operation)
+            return self._states(operation, where)
         return self._arrays(operation, where)
 
-    def _states(self, operation: ops.Update) -> Inputs:
+    def _states(self, operation: ops.Update, where: str) -> Inputs:
         """What each slot gets: the row's last token, or a foreign one in an update that is to be refused."""
         config = self.config
         holding = self.ledger.holdings[operation.cache]
@@ -200,9 +200,10 @@ class Driver:
         last += [("poison", 0)] * (operation.variant == "rows")
         tags = np.array([self.ledger.tag(token[0]) if token else 0 for token in last], np.int64)
         positions = np.array([token[1] if token else PAD for token in last], np.int64)
-        slots = range(len(holding.filled))
-        written = [encode_state(tags, positions, i, config) if operation.slot in (None, i) else None for i in slots]
-        return Inputs(dtype=config.dtype, states=tuple(written))
+        written = [operation.slot in (None, i) for i in range(len(holding.filled))]
+        state = self.payload.state
+        states = (state(where, i, tags, positions, config) if now else None for i, now in enumerate(written))
+        return Inputs(dtype=config.dtype, states=tuple(states))
 
     def _arrays(self, operation: ops.Update, where: str) -> Inputs:
         config = self.config.variant(operation.variant)

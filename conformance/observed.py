@@ -15,8 +15,8 @@ from conformance import operations as ops
 from conformance.adapters.base import Observation
 from conformance.compare import written_out
 from conformance.driver import Driver
-from conformance.ledger import Expected, Holding
-from conformance.payload import PAD, Ints, decode_state
+from conformance.ledger import Expected, Holding, Token
+from conformance.payload import PAD, Ints
 
 Seen = list[list[int | str] | None]
 """Per query, what it sees: positions of its row, or words for what is no token of the row. None for a pad's query."""
@@ -57,7 +57,7 @@ def _shown(driver: Driver, cache: str, expected: Expected | None, seen: Observat
         if expected is not None and holding is not None:
             checks["visible"] = visible(driver, expected, holding, seen)
     if seen.states is not None and holding is not None:
-        checks["states"] = [None if x is None else _state(driver, names, i, x) for i, x in enumerate(seen.states)]
+        checks["states"] = [None if x is None else _state(driver, holding, i, x) for i, x in enumerate(seen.states)]
     if holding is not None and holding.children:
         each = enumerate(seen.children or (Observation(),) * holding.children)
         of = expected.children if expected is not None else (None,) * holding.children
@@ -65,12 +65,19 @@ def _shown(driver: Driver, cache: str, expected: Expected | None, seen: Observat
     return checks
 
 
-def _state(driver: Driver, names: list[str], slot: int, x: Any) -> list[str | None]:
+def _state(driver: Driver, holding: Holding, slot: int, x: Any) -> list[str | None]:
     """Per row, the token that a slot shows as `row:position`; null for zeros."""
-    tags, positions = decode_state(x, slot, driver.config)
-    by_tag = {tag: name for name, tag in driver.ledger.tags.items()}
-    pairs = zip(tags.tolist(), positions.tolist(), strict=True)
-    return [None if p == PAD else f"{by_tag[tag]}:{p}" if p >= 0 else "unwritten" for tag, p in pairs]
+    tags, positions = driver.payload.decode_state(x, slot, driver.config)
+    written = [row.states[slot] for row in holding.rows] + [None] * len(tags)
+    shown = zip(tags.tolist(), positions.tolist(), written, strict=False)
+    return [_shown_state(driver, slot, tag, position, its) for tag, position, its in shown]
+
+
+def _shown_state(driver: Driver, slot: int, tag: int, position: int, written: Token | None) -> str | None:
+    if written is not None and driver.token(f"slot.{slot}", written) == (tag, position):
+        return f"{written[0]}:{written[1]}"  # another token may have the same bits
+    names = {tag: name for name, tag in driver.ledger.tags.items()}
+    return None if position == PAD else f"{names[tag]}:{position}" if position >= 0 else "unwritten"
 
 
 def visible(driver: Driver, expected: Expected, holding: Holding, seen: Observation) -> dict[str, Seen] | str:

@@ -86,8 +86,16 @@ class Payload(Protocol):
         """The tags and positions (B, T) of keys or values (B, H, T, D); PAD or UNKNOWN where it is no token."""
         raise NotImplementedError
 
+    def state(self, where: str, slot: int, tags: Ints, positions: Ints, config: Config) -> Storage:
+        """What a recurrent layer writes to a slot at a step, (B, ...); these (B,) are the rows' last tokens."""
+        raise NotImplementedError
+
+    def decode_state(self, x: Storage, slot: int, config: Config) -> tuple[Ints, Ints]:
+        """The tag and position (B,) of each row of a slot; PAD for zeros, UNKNOWN for what is neither."""
+        raise NotImplementedError
+
     def shown(self, role: str, tag: int, position: int) -> tuple[int, int]:
-        """The token that `decode` gives for this one: another, where two tokens have the same bits."""
+        """The token that is decoded for this one: another, where two have the same bits. A slot's role is `slot.0`."""
         raise NotImplementedError
 
 
@@ -99,6 +107,12 @@ class Tagged:
 
     def decode(self, x: Storage, role: str, config: Config) -> tuple[Ints, Ints]:
         return decode(x, role, config)
+
+    def state(self, where: str, slot: int, tags: Ints, positions: Ints, config: Config) -> Storage:
+        return encode_state(tags, positions, slot, config)
+
+    def decode_state(self, x: Storage, slot: int, config: Config) -> tuple[Ints, Ints]:
+        return decode_state(x, slot, config)
 
     def shown(self, role: str, tag: int, position: int) -> tuple[int, int]:
         return tag, position

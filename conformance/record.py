@@ -27,6 +27,7 @@ from conformance.payload import Config, Ints, Payload, Storage, Tagged
 from conformance.sessions import DEVIATING_SESSIONS, SESSIONS
 from conformance.situations import DEVIATIONS, SITUATIONS, Deviation, Situation
 from conformance.trace import Step, Trace
+from conformance.zoo_sessions import ZOO_SESSIONS
 
 UNRECORDED = ("aliased", "unanswered", "empty", "trimmable")
 """What lawful goldens do not hold: upstream gets these wrong in most traces, and a few deviations show it."""
@@ -70,6 +71,12 @@ class Kept:
 
     def decode(self, x: Storage, role: str, config: Config) -> tuple[Ints, Ints]:
         return self.payload.decode(x, role, config)
+
+    def state(self, where: str, slot: int, tags: Ints, positions: Ints, config: Config) -> Storage:
+        return self.payload.state(where, slot, tags, positions, config)
+
+    def decode_state(self, x: Storage, slot: int, config: Config) -> tuple[Ints, Ints]:
+        return self.payload.decode_state(x, slot, config)
 
     def shown(self, role: str, tag: int, position: int) -> tuple[int, int]:
         return self.payload.shown(role, tag, position)
@@ -268,7 +275,8 @@ def record_all(directory: Path, wanted: Callable[[str], bool]) -> Iterator[Golde
             path = f"{place}/{situation.path}"
             if wanted(path):
                 yield record_situation(situation, directory / f"{path}.json", upstream, source)
-    for place, sessions in ((f"{label(source)}/sessions", SESSIONS), ("deviations", DEVIATING_SESSIONS)):
+    lawful = (*SESSIONS, *ZOO_SESSIONS)
+    for place, sessions in ((f"{label(source)}/sessions", lawful), ("deviations", DEVIATING_SESSIONS)):
         for session in sessions:
             path = f"{place}/{session.filed_as or session.path}"
             if wanted(path):

@@ -1,6 +1,7 @@
-"""Runs serving sessions on mlx-lm's own `BatchGenerator` and model code, and records every call on the caches.
+"""Runs serving sessions on mlx-lm's own generators and model code, and records every call on the caches.
 
-Nothing here calls a cache: the model code and the generator do. A golden holds the caches of one layer.
+Nothing here calls a cache: the model code and the generator do. A golden holds the caches of one layer. The models are
+the zoo's, but for the first four, whose recordings have sizes and weights of their own.
 """
 
 from __future__ import annotations
@@ -16,13 +17,27 @@ from conformance.record import record_steps
 from conformance.recorded import RecordedPayload
 from conformance.sessions import Action, Finish, Insert, Next, PutBack, Remove, Session
 from conformance.situations.build import Deviation, Situation
+from conformance.zoo import families, models
 
 SEED = 20260
-WINDOWS = {"gemma3_text": 5, "gpt_oss": 4}
+FIRST: dict[str, dict[str, Any]] = {
+    "llama": {"num_attention_heads": 4, "num_key_value_heads": 2},
+    "qwen3": {"max_position_embeddings": 512, "rope_theta": 10000.0, "tie_word_embeddings": True},
+    "gemma3_text": {"sliding_window": 5, "sliding_window_pattern": 2},
+    "gpt_oss": {"sliding_window": 4, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+"""The first models, by what they have beside the sizes of all four."""
 
 
-def make_model(name: str, dtype: str) -> Any:
-    """mlx-lm's own model code with two layers, heads of 8 and random weights; the same ones each time."""
+def make_model(session: Session) -> tuple[Any, int]:
+    """mlx-lm's own model code with random weights, the same ones each time, and the seed that they come from."""
+    if session.model in FIRST:
+        return _first_model(session.model, session.dtype), SEED
+    return models.make_model(session.model, session.dtype, **session.sizes), models.SEED
+
+
+def _first_model(name: str, dtype: str) -> Any:
+    """A model with two layers and heads of 8."""
     import importlib
 
     import mlx.core as mx
@@ -38,14 +53,8 @@ def make_model(name: str, dtype: str) -> Any:
         "vocab_size": 64,
         "rms_norm_eps": 1e-5,
     }
-    more: dict[str, dict[str, Any]] = {
-        "llama": {"num_attention_heads": 4, "num_key_value_heads": 2},
-        "qwen3": {"max_position_embeddings": 512, "rope_theta": 10000.0, "tie_word_embeddings": True},
-        "gemma3_text": {"sliding_window": WINDOWS["gemma3_text"], "sliding_window_pattern": 2},
-        "gpt_oss": {"sliding_window": WINDOWS["gpt_oss"], "num_local_experts": 2, "num_experts_per_tok": 1},
-    }
     mx.random.seed(SEED)
-    model = module.Model(module.ModelArgs(model_type=name, **{**sizes, **more[name]}))
+    model = module.Model(module.ModelArgs(model_type=name, **{**sizes, **FIRST[name]}))
     model.set_dtype(getattr(mx, dtype))
     mx.eval(model.parameters())
     return model
@@ -57,8 +66,10 @@ class Serving:
     def __init__(self, session: Session, capture: Any) -> None:
         from mlx_lm.generate import BatchGenerator
 
-        self.model = make_model(session.model, session.dtype)
+        self.session = session
+        self.model, self.seed = make_model(session)
         self.capture = capture
+        self.sequences = 0
         self.uids: list[int] = []
         self.finished: dict[int, list[Any]] = {}
         self.generator = BatchGenerator(
@@ -72,9 +83,12 @@ class Serving:
         """Do one thing that a server does."""
         match action:
             case Insert():
-                caches = [self._new_caches(len(self.uids) + i) for i in range(len(action.segments))]
+                caches = [self._new_caches() for _ in action.segments]
                 of = [[list(segment) for segment in sequence] for sequence in action.segments]
-                self.uids += self.generator.insert_segments(of, list(action.max_tokens), caches)
+                if families.BY_NAME[self.session.model].alone:
+                    self._generate(of, action.max_tokens, caches)
+                else:
+                    self.uids += self.generator.insert_segments(of, list(action.max_tokens), caches)
             case PutBack():
                 caches = [self.finished[self.uids[action.sequence]]]
                 self.uids += self.generator.insert([list(action.prompt)], [action.max_tokens], caches)
@@ -87,12 +101,24 @@ class Serving:
                 while self._next():
                     pass
 
-    def _new_caches(self, number: int) -> list[Any]:
+    def _new_caches(self) -> list[Any]:
         from mlx_lm.models.cache import make_prompt_cache
 
         caches: list[Any] = make_prompt_cache(self.model)
-        self.capture.follow_new(caches, chr(ord("a") + number))
+        self.capture.follow_new(caches, chr(ord("a") + self.sequences))
+        self.sequences += 1
         return caches
+
+    def _generate(self, of: list[list[list[int]]], max_tokens: tuple[int, ...], caches: list[list[Any]]) -> None:
+        """Sequences of a model that mlx-lm does not batch, one after the other."""
+        import mlx.core as mx
+        from mlx_lm.generate import generate_step
+
+        for segments, wanted, cache in zip(of, max_tokens, caches, strict=True):
+            prompt = mx.array([token for segment in segments for token in segment])
+            size = self.session.prefill_step_size
+            for _ in generate_step(prompt, self.model, max_tokens=wanted, prompt_cache=cache, prefill_step_size=size):
+                pass
 
     def _next(self) -> bool:
         fed, generated = self.generator.next()
@@ -104,7 +130,8 @@ class Serving:
 
 def record_session(session: Session, path: Path, source: dict[str, str]) -> Iterator[Golden]:
     """A golden for each layer. Raises RecordError when mlx-lm breaks a law that the session does not name."""
-    from conformance.capture import Capture, Playback, head_shapes, wrapped
+    from conformance.capture import Capture, Playback, head_shapes
+    from conformance.wrapping import wrapped
 
     capture = Capture(session.layers)
     with wrapped(capture):
@@ -114,10 +141,10 @@ def record_session(session: Session, path: Path, source: dict[str, str]) -> Iter
         serving.generator.close()
     for layer in session.layers:
         events = capture.events[layer]
-        inputs = {str(number): event.inputs for number, event in enumerate(events, 1) if event.inputs is not None}
+        inputs = {f"{n}.{name}": x for n, event in enumerate(events, 1) for name, x in event.inputs.items()}
         playback = Playback(events, source["name"], source["version"])
         situation = _situation(session, head_shapes(events), tuple(event.operation for event in events))
-        about = {"model": f"{session.model}, random weights of seed {SEED}", "layer": str(layer)}
+        about = {"model": f"{session.model}, random weights of seed {serving.seed}", "layer": str(layer)}
         name = path.name if session.filed_as else f"{path.name}_layer{layer}"
         golden_path = path.with_name(f"{name}.json")
         cut = bool(session.about)

@@ -1,13 +1,13 @@
 """Serving sessions to record: what is asked of mlx-lm's `BatchGenerator`, as plain data.
 
 The windows of gemma3 and gpt_oss are so small that their rings wrap. gpt_oss stays with float32: its experts' matrix
-product has no other dtype on a CPU.
+product has no other dtype on a CPU. `zoo_sessions.py` has the sessions of the other models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -63,6 +63,9 @@ class Session:
     prefill_batch_size: int = 4
     completion_batch_size: int = 4
     layers: tuple[int, ...] = (0, 1)
+    """Which caches are recorded, by their place in what `make_prompt_cache` gives."""
+    sizes: dict[str, Any] = field(default_factory=dict)
+    """Of a model of the zoo: other than its family's."""
     filed_as: str = ""
     does: str = ""
     """Where mlx-lm breaks a law on the way: what it does. The session is recorded up to that step."""

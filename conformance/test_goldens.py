@@ -16,23 +16,29 @@ import pytest
 import safetensors.numpy
 
 from conformance import operations as ops
-from conformance.adapters.base import Adapter
+from conformance.adapters.base import Adapter, Inputs, Observation
+from conformance.adapters.reference import ReferenceAdapter
 from conformance.adapters.registry import make_adapter
 from conformance.driver import Divergence, Driver
 from conformance.goldens import Golden, check_golden, find_goldens, load_golden, save_golden
 from conformance.lint import lint
-from conformance.payload import Config
+from conformance.payload import Config, from_storage
 from conformance.projection import alone, sequences
 from conformance.sessions import DEVIATING_SESSIONS, SESSIONS
 from conformance.situations import DEVIATIONS, SITUATIONS
 from conformance.situations.build import feed, ring, situation
 from conformance.trace import TraceError
+from conformance.zoo.families import FAMILIES
+from conformance.zoo_sessions import ZOO_SESSIONS
 
 GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
 UPSTREAM = GOLDENS / "mlx-lm-0.32.2"
 PATHS = find_goldens(GOLDENS)
 DEVIATION_PATHS = find_goldens(GOLDENS / "deviations")
 SESSION_PATHS = find_goldens(UPSTREAM / "sessions")
+STATES = UPSTREAM / "sessions" / "mamba2" / "a_tail_and_a_state_layer1.json"
+LIST = UPSTREAM / "sessions" / "falcon_h1" / "states_beside_keys_and_values_layer1.json"
+LAWFUL_SESSIONS = (*SESSIONS, *ZOO_SESSIONS)
 SMALL = UPSTREAM / "filter" / "ring_wrapped.json"
 
 
@@ -75,6 +81,13 @@ def test_mlximpl_gives_what_a_golden_holds(path: Path, reference: Adapter, mlxim
     check_golden(path, [reference, mlximpl])
 
 
+@every_session
+def test_upstream_by_itself_gives_what_a_session_holds(path: Path, reference: Adapter, mlx_lm: Adapter) -> None:
+    """What was captured of models at work, mlx-lm's caches do when the operations alone are called on them."""
+    passed = ("aliased", "unanswered", "empty", "trimmable", "size")
+    check_golden(path, [reference, mlx_lm], lambda found: found.adapter == mlx_lm.name and found.observable in passed)
+
+
 @every_deviation
 def test_upstream_still_deviates(path: Path, reference: Adapter, mlx_lm: Adapter) -> None:
     golden = load_golden(path)
@@ -111,11 +124,15 @@ def test_reading_and_checking_need_no_mlx() -> None:
 def test_every_golden_is_written_in_the_lists() -> None:
     """A golden that no list writes would not be recorded again; one that is written was recorded."""
     written = {f"mlx-lm-0.32.2/{s.path}" for s in SITUATIONS} | {f"deviations/{d.path}" for d in DEVIATIONS}
-    written |= {f"mlx-lm-0.32.2/sessions/{s.path}_layer{layer}" for s in SESSIONS for layer in s.layers}
+    written |= {f"mlx-lm-0.32.2/sessions/{s.path}_layer{layer}" for s in LAWFUL_SESSIONS for layer in s.layers}
     written |= {f"deviations/{s.filed_as}" for s in DEVIATING_SESSIONS}
     assert {name(path) for path in PATHS if "regressions" not in path.parts} == written
     assert len(SITUATIONS) == len({s.path for s in SITUATIONS})
     assert len(SITUATIONS) == len({s.description for s in SITUATIONS}), "a description tells situations apart"
+
+
+def test_every_family_of_the_zoo_has_a_session() -> None:
+    assert {family.name for family in FAMILIES} == {session.model for session in LAWFUL_SESSIONS}
 
 
 def test_every_other_kind_has_eight_lawful_traces_or_more() -> None:
@@ -170,14 +187,18 @@ def unsourced(golden: Golden) -> dict[str, Any]:
     return {**golden.trace.to_dict(), "source": None}
 
 
-def test_recording_again_gives_the_goldens(tmp_path: Path) -> None:
-    """All situations and deviations, as long as mlx-lm's caches are the recorded ones."""
-    pytest.importorskip("mlx_lm")
+def skip_with_another_mlx_lm() -> None:
     from conformance.record import upstream_source
 
     there = load_golden(SMALL).trace.source
     if any(there[key] != value for key, value in upstream_source().items() if key.startswith("sha256")):
         pytest.skip("another mlx-lm is installed")
+
+
+def test_recording_again_gives_the_goldens(tmp_path: Path) -> None:
+    """All situations and deviations, as long as mlx-lm's caches are the recorded ones."""
+    pytest.importorskip("mlx_lm")
+    skip_with_another_mlx_lm()
     paths = recorded(tmp_path, *(f"/{s.path}" for s in SITUATIONS), *(f"/{d.path}" for d in DEVIATIONS))
     assert len(paths) == len(SITUATIONS) + len(DEVIATIONS)
     for path in paths:
@@ -188,11 +209,24 @@ def test_recording_again_gives_the_goldens(tmp_path: Path) -> None:
             assert x.tobytes() == before.arrays[which].tobytes(), f"{path.name}: {which}"
 
 
+def test_sessions_recorded_again_take_the_same_steps(tmp_path: Path) -> None:
+    """Their arrays are a model's, and differ from device to device in the last bits; what is done and seen does not."""
+    pytest.importorskip("mlx_lm")
+    skip_with_another_mlx_lm()
+    paths = recorded(tmp_path, *(f"/sessions/{s.path}" for s in LAWFUL_SESSIONS))
+    assert len(paths) == len(SESSION_PATHS)
+    for path in paths:
+        again, before = load_golden(path), load_golden(GOLDENS / path.relative_to(tmp_path))
+        assert unsourced(again) == unsourced(before), path.name
+        shapes = ({which: x.shape for which, x in golden.arrays.items()} for golden in (again, before))
+        assert next(shapes) == next(shapes), path.name
+
+
 def test_recording_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     pytest.importorskip("mlx_lm")
-    only = ("filter/ring_wrapped", "D6-", "qwen3/extracted_and_put_back")
+    only = ("filter/ring_wrapped", "D6-", "qwen3/extracted_and_put_back", "falcon_h1/", "llama4/")
     first, second = recorded(tmp_path / "a", *only), recorded(tmp_path / "b", *only)
-    assert len(first) == len(second) == 5  # two situations, a deviation, a session of two layers
+    assert len(first) == len(second) == 8  # two situations, a deviation, two sessions of two layers and one of one
     for a, b in zip(first, second, strict=True):
         assert a.read_bytes() == b.read_bytes()
         assert a.with_suffix(".safetensors").read_bytes() == b.with_suffix(".safetensors").read_bytes()
@@ -324,6 +358,45 @@ def test_one_bit_of_the_arrays_is_seen(which: str, tmp_path: Path, reference: Ad
     path = copied(SMALL, tmp_path)
     arrays_edited(path, lambda a: flipped(a, which))
     with pytest.raises((Divergence, TraceError)):
+        check_golden(path, [reference])
+
+
+@pytest.mark.parametrize("which", ["22.slot.0", "22.input.slot.1", "24.slot.1", "36.slot.0"])
+def test_one_bit_of_a_state_is_seen(which: str, tmp_path: Path, reference: Adapter) -> None:
+    path = copied(STATES, tmp_path)
+    arrays_edited(path, lambda a: flipped(a, which))
+    with pytest.raises(Divergence):
+        check_golden(path, [reference])
+
+
+@pytest.mark.parametrize("which", ["23.0.slot.0", "22.0.input.slot.1", "22.1.keys", "22.1.input.values"])
+def test_one_bit_of_a_child_is_seen(which: str, tmp_path: Path, reference: Adapter) -> None:
+    path = copied(LIST, tmp_path)
+    arrays_edited(path, lambda a: flipped(a, which))
+    with pytest.raises((Divergence, TraceError)):
+        check_golden(path, [reference])
+
+
+class Widens(ReferenceAdapter):
+    """Gives states back in float32, whatever they were written in."""
+
+    def step(self, operation: ops.Operation, inputs: Inputs) -> Observation:
+        seen = super().step(operation, inputs)
+        return replace(seen, states=seen.states and tuple(None if x is None else from_storage(x) for x in seen.states))
+
+
+def test_a_state_of_another_dtype_is_seen(reference: Adapter) -> None:
+    driver = Driver([reference, Widens()], Config("bfloat16"))
+    driver.step(ops.New("x", "ArraysCache", ("a",), slots=1))
+    with pytest.raises(Divergence, match=r"slot 0=float32 \(1, 1, 1, 4\) of other bits"):
+        driver.step(ops.Update("x", 2))
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_states_of_exchanged_rows_are_seen(slot: int, tmp_path: Path, reference: Adapter) -> None:
+    path = copied(STATES, tmp_path)
+    arrays_edited(path, lambda a: a.update({f"28.slot.{slot}": a[f"28.slot.{slot}"][::-1]}))
+    with pytest.raises(Divergence, match=r"step 28: state\[b3\]"):
         check_golden(path, [reference])
 
 
