@@ -104,7 +104,7 @@ class Serving:
     def _new_caches(self) -> list[Any]:
         from mlx_lm.models.cache import make_prompt_cache
 
-        caches: list[Any] = make_prompt_cache(self.model)
+        caches: list[Any] = make_prompt_cache(self.model, self.session.max_kv_size)
         self.capture.follow_new(caches, chr(ord("a") + self.sequences))
         self.sequences += 1
         return caches

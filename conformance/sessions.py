@@ -64,6 +64,8 @@ class Session:
     completion_batch_size: int = 4
     layers: tuple[int, ...] = (0, 1)
     """Which caches are recorded, by their place in what `make_prompt_cache` gives."""
+    max_kv_size: int | None = None
+    """What `make_prompt_cache` is given: rings with four sinks where the model takes a KVCache."""
     sizes: dict[str, Any] = field(default_factory=dict)
     """Of a model of the zoo: other than its family's."""
     filed_as: str = ""
@@ -199,5 +201,20 @@ DEVIATING_SESSIONS: tuple[Session, ...] = (
         about="visible",
         does="the model's attention misses the oldest token of the shorter row, as in the first trace of D1",
         right="the shorter row sees all its tokens",
+    ),
+    session(
+        "qwen3/bounded",
+        "with a bound of eight tokens a batch keeps the first four of each row",
+        "Deviation PendingPadding Sinks LongerThanRing AfterMerge",
+        "float32",
+        prompts((5, 9, 2, 7, 11, 3, 14, 6, 12, 1, 13), (8, 4, 6), max_tokens=(2, 2)),
+        Finish(),
+        prefill_step_size=16,
+        layers=(0,),
+        max_kv_size=8,
+        filed_as="D3-in-a-serving-session",
+        about="visible",
+        does="the batch has forgotten the sinks of the rings that were merged, and hides them from queries past the bound",
+        right="each query sees the row's first four tokens and the newest four",
     ),
 )
