@@ -214,7 +214,7 @@ DEVIATING_SESSIONS: tuple[Session, ...] = (
         max_kv_size=8,
         filed_as="D3-in-a-serving-session",
         about="visible",
-        does="the batch has forgotten the sinks of the rings that were merged, and hides them from queries past the bound",
+        does="the batch has forgotten the sinks of the merged rings, and hides them from queries past the bound",
         right="each query sees the row's first four tokens and the newest four",
     ),
 )
