@@ -377,6 +377,13 @@ def test_one_bit_of_a_child_is_seen(which: str, tmp_path: Path, reference: Adapt
         check_golden(path, [reference])
 
 
+def test_a_written_state_of_other_rows_is_refused(tmp_path: Path, reference: Adapter) -> None:
+    path = copied(STATES, tmp_path)
+    arrays_edited(path, lambda a: a.update({"22.input.slot.0": a["22.input.slot.0"][:1]}))
+    with pytest.raises(TraceError, match=r"step 22 writes a state of 2 rows, but the one recorded is \(1, 3, 24\)"):
+        check_golden(path, [reference])
+
+
 class Widens(ReferenceAdapter):
     """Gives states back in float32, whatever they were written in."""
 
