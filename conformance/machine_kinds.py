@@ -87,17 +87,59 @@ class BatchRingMachine(CacheMachine):
             self.run(ops.Extend(name, made.cache, self.row_names(len(rows))))
 
     @precondition(CacheMachine.room)
-    @rule(number=small, lengths=st.lists(st.integers(0, 9), min_size=1, max_size=2), fed=st.integers(0, 9))
-    def join_late(self, number: int, lengths: list[int], fed: int) -> None:
-        """Rows of few tokens or many join a batch that decodes, and decode with it."""
+    @rule(
+        number=small,
+        lengths=st.lists(st.integers(0, 9), min_size=1, max_size=2),
+        announced=flag,
+        fed=st.integers(0, 9),
+        again=flag,
+    )
+    def join_late(self, number: int, lengths: list[int], announced: bool, fed: int, again: bool) -> None:
+        """Rows of few tokens or many join a batch that decodes, and decode with it; so may those that they are of."""
         name = self.pick_batch(number)
         if name is None or len(self.holdings[name].rows) + len(lengths) > ROWS_MAX:
             return
         self.admit(lengths, False)
-        self.run(ops.Extend(name, f"c{self.cache_count}", self.row_names(len(lengths))))
+        joined = f"c{self.cache_count}"
+        if joined not in self.holdings:
+            return
+        if announced:
+            self.run(ops.Prepare(joined, right_padding=tuple(range(len(lengths)))))
+        self.run(ops.Extend(name, joined, self.row_names(len(lengths))))
+        if again:
+            self.run(ops.Update(joined, 3, variant=self.holdings[joined].variant or "plain"))
+            self.run(ops.Finalize(joined))
         if not self.holdings[name].pending:
             for _ in range(fed):
                 self.run(ops.Update(name, 1, variant=self.holdings[name].variant or "plain"))
+
+    @precondition(CacheMachine.room)
+    @rule(numbers=st.lists(st.tuples(*[st.integers(0, 3)] * 4), min_size=1, max_size=2))
+    def announce_on_top(self, numbers: list[tuple[int, int, int, int]]) -> None:
+        """Left padding on top of other, then lengths and right padding that may disagree."""
+        due, more, lengths, right = (tuple(each) for each in zip(*numbers, strict=True))
+        made = self._new_batch(due)
+        self.run(made)
+        self.run(ops.Prepare(made.cache, left_padding=more))
+        self.run(ops.Prepare(made.cache, lengths=lengths, right_padding=right))
+        self.run(ops.Mask(made.cache, 7))  # more than was announced, if anything was
+        self.run(ops.Update(made.cache, 1))
+
+    @precondition(CacheMachine.room)
+    @rule(
+        padding=st.lists(st.integers(2, 6), min_size=1, max_size=3),
+        over=st.integers(0, 5),
+        trimmed=st.integers(1, 4),
+        fed=st.integers(1, 3),
+    )
+    def wrap_over_pads_alone(self, padding: list[int], over: int, trimmed: int, fed: int) -> None:
+        """A ring that wraps and loses nothing but pads can go back by more than a token."""
+        made = self._new_batch(padding)
+        self.run(made)
+        for _ in range((self.max_size or 0) + over):
+            self.run(ops.Update(made.cache, 1))
+        self.run(ops.Trim(made.cache, trimmed))
+        self.run(ops.Update(made.cache, fed))
 
     @precondition(CacheMachine.room)
     @rule(number=small, fed=st.integers(0, 9), rejected=st.integers(0, 4), row=small, more=st.integers(0, 4))

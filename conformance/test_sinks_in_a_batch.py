@@ -189,9 +189,22 @@ def test_rows_come_back_from_a_merge_as_they_were(fed: tuple[int, ...], size: in
         rows.decode(alone, size + 2, [row])
 
 
+def test_a_row_leaves_with_less_than_its_window_after_a_rollback() -> None:
+    rows = Rows()
+    cache = merged(rows)
+    before = list(rows.fed)
+    rows.feed(cache, *[[True] * 4] * len(LENGTHS))
+    cache.trim(4)
+    for row, n in enumerate(before):
+        alone = cache.extract(row)
+        assert alone.offset == n
+        rows.fed[row] = n
+        rows.decode(alone, SIZE + 1, [row])
+
+
 @pytest.mark.parametrize("how", ["merged", "left padding, 2 a time", "right padding, 5 a time"])
-def test_tokens_taken_back_into_the_sinks_are_gone_and_come_again(how: str) -> None:
-    lengths = (9, 2, 5)
+@pytest.mark.parametrize("lengths", [(9, 2, 5), (1, 2, KEEP)])
+def test_tokens_taken_back_into_the_sinks_are_gone_and_come_again(lengths: tuple[int, ...], how: str) -> None:
     counts = range(3)
     for steps in (0, 3, 2 * SIZE):
         for n in (*counts, steps, steps + 1, steps + 2):

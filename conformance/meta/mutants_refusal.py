@@ -314,14 +314,6 @@ def extend_ignores_another_max_size(original: Any, self: Any, other: Any) -> Non
         original(self, other)
 
 
-@breaks("BatchRotatingKVCache.merge", wrong="rings with sinks are merged without them", seen="refusal")
-def merge_drops_sinks(original: Any, cls: Any, caches: Any) -> Any:
-    without = [copy.deepcopy(cache) for cache in caches]
-    for cache in without:
-        cache._ring = cache._ring._replace(keep=0)
-    return original(cls, without)
-
-
 @breaks(
     "BatchKVCache.merge",
     "BatchRotatingKVCache.merge",
