@@ -1,12 +1,14 @@
 """Runs serving sessions on mlx-lm's own generators and model code, and records every call on the caches.
 
 Nothing here calls a cache: the model code and the generator do. A golden holds the caches of one layer. The models are
-the zoo's, but for the first four, whose recordings have sizes and weights of their own.
+the zoo's, but for the first four, whose recordings have sizes and weights of their own. They run on the CPU wherever
+this is: mlx-lm's kernel for the states of mamba wants 32 features on Metal, for which a golden has no room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +62,23 @@ def _first_model(name: str, dtype: str) -> Any:
     return model
 
 
+@contextmanager
+def _on_cpu() -> Iterator[None]:
+    import mlx.core as mx
+
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    try:
+        yield
+    finally:
+        mx.set_default_device(before)
+
+
 class Serving:
     """A generator, the sequences that were given to it, and what it gave back."""
 
     def __init__(self, session: Session, capture: Any) -> None:
+        import mlx.core as mx
         from mlx_lm.generate import BatchGenerator
 
         self.session = session
@@ -72,11 +87,14 @@ class Serving:
         self.sequences = 0
         self.uids: list[int] = []
         self.finished: dict[int, list[Any]] = {}
+        # mlx-lm's own stream is on the device that was the default when it was imported.
+        self.stream = mx.default_stream(mx.cpu)
         self.generator = BatchGenerator(
             self.model,
             prefill_step_size=session.prefill_step_size,
             prefill_batch_size=session.prefill_batch_size,
             completion_batch_size=session.completion_batch_size,
+            stream=self.stream,
         )
 
     def act(self, action: Action) -> None:
@@ -117,7 +135,10 @@ class Serving:
         for segments, wanted, cache in zip(of, max_tokens, caches, strict=True):
             prompt = mx.array([token for segment in segments for token in segment])
             size = self.session.prefill_step_size
-            for _ in generate_step(prompt, self.model, max_tokens=wanted, prompt_cache=cache, prefill_step_size=size):
+            step = generate_step(
+                prompt, self.model, max_tokens=wanted, prompt_cache=cache, prefill_step_size=size, stream=self.stream
+            )
+            for _ in step:
                 pass
 
     def _next(self) -> bool:
@@ -134,7 +155,7 @@ def record_session(session: Session, path: Path, source: dict[str, str]) -> Iter
     from conformance.wrapping import wrapped
 
     capture = Capture(session.layers)
-    with wrapped(capture):
+    with _on_cpu(), wrapped(capture):
         serving = Serving(session, capture)
         for action in session.actions:
             serving.act(action)
@@ -144,7 +165,8 @@ def record_session(session: Session, path: Path, source: dict[str, str]) -> Iter
         inputs = {f"{n}.{name}": x for n, event in enumerate(events, 1) for name, x in event.inputs.items()}
         playback = Playback(events, source["name"], source["version"])
         situation = _situation(session, head_shapes(events), tuple(event.operation for event in events))
-        about = {"model": f"{session.model}, random weights of seed {serving.seed}", "layer": str(layer)}
+        model = f"{session.model}, random weights of seed {serving.seed}"
+        about = {"model": model, "layer": str(layer), "device": "cpu"}
         name = path.name if session.filed_as else f"{path.name}_layer{layer}"
         golden_path = path.with_name(f"{name}.json")
         cut = bool(session.about)
