@@ -253,7 +253,8 @@ def head_shapes(events: Sequence[Event]) -> Config:
     """The configuration of the arrays that were captured; of states alone, their dtype."""
     inputs = next(event.inputs for event in events if event.inputs)
     fed = {name.split(".")[-1]: x for name, x in inputs.items() if name.endswith(("keys", "values"))}
-    dtype = {"uint16": "bfloat16"}.get(name := next(iter(inputs.values())).dtype.name, name)
+    stored = next(iter(inputs.values())).dtype.name
+    dtype = "bfloat16" if stored == "uint16" else stored
     if not fed:
         return Config(dtype)
     return Config(dtype, fed["keys"].shape[1], fed["keys"].shape[3], fed["values"].shape[3])
