@@ -133,6 +133,16 @@ class Server:
             raise Refused(f"{response.status}: {said}; {self.said()}")
         return _answer(_parts(said) if stream else [json.loads(said)])._replace(began=began, ended=time.monotonic())
 
+    def ask_and_leave(self, prompt: str, max_tokens: int) -> bytes:
+        """A request whose client is gone after the first line of the answer, which is returned."""
+        connection = HTTPConnection(HOST, self.port, timeout=REQUEST_S)
+        try:
+            body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            return connection.getresponse().readline()
+        finally:
+            connection.close()
+
     def ask_at_once(self, prompts: list[Prompt], max_tokens: int, **more: Any) -> list[Answer]:
         """All the requests at the same time."""
         with ThreadPoolExecutor(len(prompts)) as pool:

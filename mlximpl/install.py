@@ -109,7 +109,7 @@ class _Names:
             (module, name)
             for module in _modules()
             if module is not self.cache_module
-            for name, value in vars(module).items()
+            for name, value in list(vars(module).items())
             if id(value) in ids
         ]
 
