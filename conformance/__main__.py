@@ -1,4 +1,4 @@
-"""`python -m conformance [run|replay|record|lint|fuzz|kill-saves|files-bench|zoo]`.
+"""`python -m conformance [run|replay|record|lint|fuzz|kill-saves|files-bench|bench|zoo]`.
 
 Exit codes: 0 all agree; 1 a divergence, a golden or a check that fails; 2 the call, a file or an implementation is
 unusable.
@@ -16,7 +16,7 @@ from conformance.adapters.registry import IMPLEMENTATIONS
 from conformance.trace import TraceError
 
 ROOT = Path(__file__).resolve().parent.parent
-VERBS = ("run", "replay", "record", "lint", "fuzz", "kill-saves", "files-bench", "zoo")
+VERBS = ("run", "replay", "record", "lint", "fuzz", "kill-saves", "files-bench", "bench", "zoo")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,8 +63,15 @@ def parser() -> argparse.ArgumentParser:
     kill.add_argument("--seed", type=int, default=0, help="of the points (default: 0)")
     _findings(kill)
 
-    bench = verbs.add_parser("files-bench", help="sizes and reload times of files, beside mlx-lm's")
-    bench.add_argument("--json", action="store_true", help="print one JSON object")
+    files = verbs.add_parser("files-bench", help="sizes and reload times of files, beside mlx-lm's")
+    files.add_argument("--json", action="store_true", help="print one JSON object")
+
+    bench = verbs.add_parser("bench", help="every operation's time and memory, beside mlx-lm's and a floor")
+    bench.add_argument("--only", nargs="+", default=[], metavar="NAME", help="parts of names of cases; all without")
+    bench.add_argument("--size", choices=("tiny", "small", "large"), default=None, help="default: as the device is")
+    bench.add_argument("--rounds", type=_count, default=None, metavar="N", help="counted rounds (default: the size's)")
+    bench.add_argument("--seed", type=int, default=0, help="of the order in each round (default: 0)")
+    bench.add_argument("--json", action="store_true", help="print one JSON object, progress on stderr")
 
     zoo = verbs.add_parser("zoo", help="mlx-lm's models and generators on mlx-lm's caches and on mlximpl's")
     zoo.add_argument("families", nargs="*", help="parts of names; all without")
@@ -132,6 +139,10 @@ def main(argv: Sequence[str]) -> int:
             from conformance import files_bench
 
             return files_bench.main(arguments)
+        if arguments.verb == "bench":
+            from conformance.bench import run as bench
+
+            return bench.main(arguments)
         from conformance import run
         from conformance.zoo import run as zoo
 

@@ -8,7 +8,6 @@ in the system's cache after the first turn, which is not counted.
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from rich.table import Table
 
 import mlximpl
 from conformance.adapters.surface import set_device
+from conformance.bench.measure import spread
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ def measured(size: Size, directory: Path) -> list[Row]:
     """A row for each kind of file."""
     loads: dict[str, Callable[[], list[Any]]] = {}
     files: dict[str, Path] = {}
-    upstream = _upstream()
-    if upstream is not None:
+    theirs = upstream()
+    if theirs is not None:
         files[UPSTREAM] = directory / "upstream.safetensors"
-        upstream.save_prompt_cache(str(files[UPSTREAM]), caches(upstream, size))
-        loads[UPSTREAM] = lambda: upstream.load_prompt_cache(str(files[UPSTREAM]))
+        theirs.save_prompt_cache(str(files[UPSTREAM]), caches(theirs, size))
+        loads[UPSTREAM] = lambda: theirs.load_prompt_cache(str(files[UPSTREAM]))
     for name, mappable in (("compact", False), ("mappable", True)):
         path = directory / f"{name}.safetensors"
         mlximpl.save_prompt_cache(str(path), caches(mlximpl, size), mappable=mappable)
@@ -105,7 +105,7 @@ def measured(size: Size, directory: Path) -> list[Row]:
                 times[name].append((time.perf_counter() - began) * 1000)
     rows = [_row(size, name, files[name], times[name]) for name in loads]
     for row in rows:
-        if upstream is not None:
+        if theirs is not None:
             row.ratio = rows[0].milliseconds / row.milliseconds
             row.size_ratio = rows[0].bytes / row.bytes
     return rows
@@ -116,11 +116,11 @@ def _load(path: Path, options: dict[str, bool]) -> Callable[[], list[Any]]:
 
 
 def _row(size: Size, name: str, path: Path, times: Sequence[float]) -> Row:
-    low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
+    low, middle, high = spread(times)
     return Row(size.name, name, path.stat().st_size, middle, (low, high), len(times))
 
 
-def _upstream() -> Any:
+def upstream() -> Any:
     try:
         return import_module("mlx_lm.models.cache")
     except ImportError:

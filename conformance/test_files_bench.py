@@ -29,7 +29,7 @@ def test_every_file_and_load_is_measured() -> None:
 
 
 def test_without_mlx_lm_there_is_nothing_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files_bench, "_upstream", lambda: None)
+    monkeypatch.setattr(files_bench, "upstream", lambda: None)
     rows = bench(TINY[:1])
     assert [row.file for row in rows] == LOADS
     assert all(row.ratio is None for row in rows)

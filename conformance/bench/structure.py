@@ -1,0 +1,101 @@
+"""What changes the rows of a batch, and what grows or stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+
+from conformance.bench import build
+from conformance.bench.build import Make, arrays_of, file
+from conformance.bench.measure import Trial
+from conformance.bench.sizes import Size
+
+
+def in_place(module: ModuleType, size: Size, make: Make, change: Callable[[Any], object]) -> Trial:
+    """A change of every layer's cache, all layers evaluated together."""
+
+    def work(caches: list[Any]) -> list[mx.array]:
+        for cache in caches:
+            change(cache)
+        return arrays_of(*caches)
+
+    return Trial(lambda: build.layers(make, module, size), work)
+
+
+def merge(module: ModuleType, size: Size) -> Trial:
+    """Solo caches of different lengths to one batch."""
+
+    def prepare() -> list[list[Any]]:
+        return [[build.solo(module, size, tokens) for tokens in size.lengths()] for _ in range(size.layers)]
+
+    def work(rows: list[list[Any]]) -> list[mx.array]:
+        return arrays_of(*(module.BatchKVCache.merge(each) for each in rows))
+
+    return Trial(prepare, work)
+
+
+def extend(module: ModuleType, size: Size) -> Trial:
+    """A batch by another of one row."""
+
+    def prepare() -> tuple[list[Any], list[Any]]:
+        return build.layers(build.ragged, module, size), build.layers(build.one_row, module, size)
+
+    def work(both: tuple[list[Any], list[Any]]) -> list[mx.array]:
+        for cache, row in zip(*both, strict=True):
+            cache.extend(row)
+        return arrays_of(*both[0])
+
+    return Trial(prepare, work)
+
+
+def extract(module: ModuleType, size: Size) -> Trial:
+    """One padded row out of a batch."""
+
+    def work(caches: list[Any]) -> list[mx.array]:
+        return arrays_of(*(cache.extract(size.batch // 2) for cache in caches))
+
+    return Trial(lambda: build.layers(build.ragged, module, size), work)
+
+
+def growth(module: ModuleType, size: Size) -> Trial:
+    """One layer from nothing to `growth` columns, 64 at a time, each evaluated."""
+    new = build.columns(size, 64, size.growth_rows)
+
+    def work(cache: Any) -> list[Any]:
+        for _ in range(size.growth // 64):
+            cache.update_and_fetch(new, new)
+            mx.eval(arrays_of(cache))
+        return []
+
+    return Trial(lambda: module.BatchKVCache([0] * size.growth_rows), work)
+
+
+def prompt(module: ModuleType, size: Size) -> list[Any]:
+    """The prompt cache that is saved: solo caches of one row."""
+    return [build.solo(module, size, size.columns) for _ in range(size.layers)]
+
+
+def save(module: ModuleType, size: Size) -> Trial:
+    """A prompt cache to a file."""
+
+    def work(caches: list[Any]) -> list[Any]:
+        module.save_prompt_cache(str(file(module.__name__)), caches)
+        return []
+
+    return Trial(lambda: prompt(module, size), work)
+
+
+def reload(module: ModuleType, size: Size) -> Trial:
+    """A prompt cache from a file that lies in the system's cache, evaluated."""
+    path = str(file(f"{module.__name__}-reload"))
+
+    def prepare() -> None:
+        module.save_prompt_cache(path, prompt(module, size))
+
+    def work(_: None) -> list[mx.array]:
+        return arrays_of(*module.load_prompt_cache(path))
+
+    return Trial(prepare, work)
