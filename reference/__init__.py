@@ -28,7 +28,7 @@ from reference.merge import merge
 from reference.padding import finalize, prepare
 from reference.quantize import Quantized, dequantize, quantize
 from reference.quantized import fetch, quantized, quantized_update, to_quantized
-from reference.state import NO_TOKEN, Cache, Pending, batch, check, empty, offsets, ring, size, solo
+from reference.state import NO_TOKEN, Cache, Pending, batch, check, empty, offsets, restored, ring, size, solo
 from reference.trim import can_trim, is_trimmable, trim, trim_limit
 from reference.update import update
 
@@ -68,6 +68,7 @@ __all__ = [
     "quantize",
     "quantized",
     "quantized_update",
+    "restored",
     "ring",
     "size",
     "solo",

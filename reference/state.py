@@ -15,7 +15,7 @@ paddings.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +137,18 @@ def _check_ring(max_size: int, keep: int) -> None:
         raise ValueError(f"max_size is {max_size}, but a ring needs at least 1 slot")
     if not 0 <= keep < max_size:
         raise ValueError(f"keep is {keep}, but it must be in 0..{max_size - 1} (max_size is {max_size})")
+
+
+def restored(cache: Cache) -> Cache:
+    """The cache made of a state: what was fed last is not known, and a solo ring with its head at its end is in order.
+
+    >>> from dataclasses import replace
+    >>> full = replace(ring(4), positions=np.array([[4, 5, 6, 7]]), tokens=(8,), head=4, wrapped=True, fed=1)
+    >>> restored(full).wrapped, restored(replace(full, head=2)).wrapped
+    (False, True)
+    """
+    wrapped = cache.wrapped and (cache.batched or cache.head < cache.slots)
+    return replace(cache, fed=0, wrapped=wrapped)
 
 
 def right_pads(cache: Cache) -> tuple[int, ...]:

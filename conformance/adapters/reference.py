@@ -156,7 +156,7 @@ def _on_cache(cache: ref.Cache, operation: ops.Operation, inputs: Inputs) -> tup
         case ops.Copy():
             return cache, nothing
         case ops.Restore():
-            return replace(cache, fed=0), nothing
+            return ref.restored(cache), nothing
     raise NotImplementedError(operation.op)
 
 

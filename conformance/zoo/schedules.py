@@ -15,7 +15,7 @@ from conformance.zoo.families import VOCABULARY, WINDOW
 
 @dataclass(frozen=True)
 class TakeOut:
-    """A sequence taken out in the middle of its answer; its caches are kept."""
+    """A sequence taken out, if it is still there, whether it waits, is fed or answers; its caches are kept."""
 
     sequence: int
 
@@ -124,6 +124,24 @@ SCHEDULES: tuple[Schedule, ...] = (
         prefill_step_size=3,
     ),
     Schedule(
+        "taken_out_in_mid_prefill",
+        "rows are taken out while they are fed and while they wait, and return with the rest of another prompt",
+        (
+            ragged(14, 9, 20, max_tokens=(5, 11, 4)),
+            Next(2),
+            TakeOut(2),
+            TakeOut(0),
+            ragged(3, 17, max_tokens=(8, 5), seed=5),
+            TakeOut(4),
+            Next(3),
+            Reload(2, words(7, 4), 6),
+            PutBack(0, words(1, 5), 10),
+            PutBack(4, words(10, 6), 3),
+            Finish(),
+        ),
+        prefill_step_size=4,
+    ),
+    Schedule(
         "reloaded_from_a_file",
         "a row that has finished and one that was taken out are saved, loaded, and go on among new rows",
         (
@@ -172,29 +190,31 @@ def random_schedule(seed: int) -> Schedule:
     draw = random.Random(seed)
     actions: list[Action] = []
     rows = 0
-    back: list[int] = []
-    """Rows that may have left, and may return once."""
-    for _ in range(draw.randint(3, 8)):
+    left: set[int] = set()
+    """Rows that may return, once."""
+    returned: set[int] = set()
+    for _ in range(draw.randint(4, 10)):
         what = draw.choice(("insert", "insert", "next", "next", "take out", "return", "finish"))
         if what == "insert" or not rows:
-            coming = draw.randint(1, 4)
-            parts = [_pieces(draw, rows + i) for i in range(coming)]
-            wanted = tuple(draw.randint(1, 14) for _ in parts)
-            actions.append(segments(*parts, max_tokens=wanted))
-            rows += coming
+            parts = [_pieces(draw, rows + i) for i in range(draw.randint(1, 4))]
+            actions.append(segments(*parts, max_tokens=tuple(draw.randint(1, 14) for _ in parts)))
+            rows += len(parts)
         elif what == "next":
             actions.append(Next(draw.randint(1, 9)))
-        elif what == "take out" and any(isinstance(action, Next) for action in actions[-1:]):
-            actions.append(TakeOut(draw.randrange(rows)))
-        elif what == "return" and back:
+        elif what == "take out":
+            row = draw.randrange(rows)
+            actions.append(TakeOut(row))
+            left |= {row} - returned
+        elif what == "return" and left:
+            row = draw.choice(sorted(left))
+            left.remove(row)
+            returned.add(row)
             returning = draw.choice((Reload, PutBack))
-            back_row = back.pop(draw.randrange(len(back)))
-            actions.append(returning(back_row, words(draw.randint(1, 9), seed), draw.randint(1, 9)))
+            actions.append(returning(row, words(draw.randint(1, 9), seed), draw.randint(1, 9)))
             rows += 1
         elif what == "finish":
             actions.append(Finish())
-            gone = [action.sequence for action in actions if isinstance(action, (TakeOut, PutBack, Reload))]
-            back = [row for row in range(rows) if row not in gone]
+            left = set(range(rows)) - returned
     places = draw.choice((1, 2, 3, 5, 8))
     return Schedule(
         f"random_{seed}",

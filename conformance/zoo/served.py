@@ -43,7 +43,8 @@ class Server:
         self.model, self.caches = model, caches
         self.rows: list[Row] = []
         self._uids: list[int] = []
-        self._left: dict[int, list[Any]] = {}
+        self._left: dict[int, tuple[list[Any], list[int]]] = {}
+        """By sequence that has left: its caches, and the tokens that they have been fed."""
         self._generator = BatchGenerator(
             model,
             prefill_step_size=schedule.prefill_step_size,
@@ -61,17 +62,19 @@ class Server:
                 for parts, wanted in zip(action.segments, action.max_tokens, strict=True):
                     self._admit(parts, wanted, self.caches.make(self.model), [])
             case PutBack():
-                self._again(action, self._left.pop(action.sequence))
+                caches, fed = self._left.pop(action.sequence)
+                self._admit([action.prompt], action.max_tokens, caches, fed)
             case Reload():
-                self._again(action, self._reloaded(self._left.pop(action.sequence)))
+                caches, fed = self._left.pop(action.sequence)
+                self._admit([action.prompt], action.max_tokens, self._reloaded(caches), fed)
             case Remove():
                 self._generator.remove([self._uids[i] for i in action.sequences])
                 for i in action.sequences:
                     self.rows[i].removed = True
-            case TakeOut():
+            case TakeOut() if action.sequence not in self._left:
                 uid = self._uids[action.sequence]
-                taken = self._generator.remove([uid], return_prompt_caches=True)
-                self._left[action.sequence] = taken[uid][0]
+                caches, fed = self._generator.remove([uid], return_prompt_caches=True)[uid]
+                self._left[action.sequence] = caches, list(fed)
                 self.rows[action.sequence].removed = True
             case Next():
                 for _ in range(action.times):
@@ -86,10 +89,6 @@ class Server:
         self.rows.append(Row([*before, *(token for part in parts for token in part)], wanted))
         self._uids += self._generator.insert_segments([of], [wanted], [caches])
 
-    def _again(self, action: PutBack | Reload, caches: list[Any]) -> None:
-        row = self.rows[action.sequence]
-        self._admit([action.prompt], action.max_tokens, caches, row.context + row.tokens)
-
     def _reloaded(self, caches: list[Any]) -> list[Any]:
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "row.safetensors")
@@ -100,10 +99,11 @@ class Server:
         fed, generated = self._generator.next()
         for response in generated:
             number = self._uids.index(response.uid)
-            self.rows[number].tokens.append(response.token)
-            self.rows[number].logprobs.append(response.logprobs)
+            row = self.rows[number]
+            row.tokens.append(response.token)
+            row.logprobs.append(response.logprobs)
             if response.finish_reason is not None:
-                self._left[number] = response.prompt_cache
+                self._left[number] = response.prompt_cache, row.context + row.tokens
         return bool(fed or generated)
 
 
