@@ -1,7 +1,7 @@
 """The model families, as plain data: between them they meet every kind of cache and every way to a mask.
 
-A family's sizes are the smallest that its code takes. Windows and chunks are of 8 tokens, so that rings wrap and chunks
-slide within a few steps.
+A family's sizes are about the smallest that its code takes; mlx-lm's Metal kernels for recurrent states count them in
+32s. Windows and chunks are of 8 tokens, so that rings wrap and chunks slide within a few steps.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ FAMILIES: tuple[Family, ...] = (
         "mamba2",
         "ArraysCache: a convolution's tail and a recurrent state",
         num_heads=4,
-        state_size=8,
+        state_size=32,
         conv_kernel=4,
         n_groups=1,
         use_bias=False,
@@ -201,7 +201,7 @@ FAMILIES: tuple[Family, ...] = (
         ssm_out_multiplier=1.0,
         mamba_d_head=8,
         mamba_d_ssm=32,
-        mamba_d_state=8,
+        mamba_d_state=32,
         mamba_n_heads=4,
     ),
     family(
@@ -209,7 +209,7 @@ FAMILIES: tuple[Family, ...] = (
         "ArraysCache (gated delta rule) and KVCache in turn",
         linear_num_value_heads=4,
         linear_num_key_heads=2,
-        linear_key_head_dim=8,
+        linear_key_head_dim=32,
         linear_value_head_dim=8,
         linear_conv_kernel_dim=4,
         num_experts=4,
@@ -228,7 +228,7 @@ FAMILIES: tuple[Family, ...] = (
             "full_attn_layers": [2, 4],
             "kda_layers": [1, 3],
             "num_heads": 4,
-            "head_dim": 8,
+            "head_dim": 32,
             "short_conv_kernel_size": 4,
         },
         model_max_length=1000,
@@ -262,7 +262,7 @@ FAMILIES: tuple[Family, ...] = (
         mamba_n_heads=4,
         mamba_d_head=8,
         mamba_proj_bias=False,
-        mamba_d_state=8,
+        mamba_d_state=32,
         mamba_d_conv=4,
         mamba_n_groups=1,
         mamba_conv_bias=True,
