@@ -69,6 +69,12 @@ def _caches() -> Iterator[tuple[str, list[Any]]]:
         kind.prepare(lengths=[6, 3], right_padding=[0, 3])
         kind.update_and_fetch(x, x)
         yield f"pending {type(kind).__name__}", [kind]
+    sinks = mlximpl.BatchRotatingKVCache(5, [0, 3], keep=2)
+    sinks.update_and_fetch(x, x)
+    yield "batch with sinks", [sinks]
+    sinks.prepare(lengths=[1, 0], right_padding=[0, 1])
+    sinks.update_and_fetch(x[:, :, :1], x[:, :, :1])
+    yield "pending batch with sinks", [sinks]
     ring = mlximpl.RotatingKVCache(4)
     for n in (4, 1, 4):
         ring.update_and_fetch(x[:1, :, :n], x[:1, :, :n])

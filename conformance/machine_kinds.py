@@ -37,7 +37,7 @@ class KindMachine(CacheMachine):
             super().run(operation)
 
 
-class BatchRingMachine(CacheMachine):
+class BatchRingMachine(KindMachine):
     """Batches of rings, without sinks and with them: solo rings that merge have as many as the batches."""
 
     begin = new_solo = NO_RULE

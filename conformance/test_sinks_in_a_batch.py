@@ -34,8 +34,8 @@ class Rows:
         self.queries, self.keys, self.values = (x.astype(np.float32) for x in numbers)
         p, q = np.arange(TOTAL), np.arange(TOTAL)[:, None]
         seen = (p <= q) & ((p > q - (size - keep)) | (p < keep))
-        arrays = (mx.array(x) for x in (self.queries, self.keys, self.values))
-        self.lawful = np.array(_attention(*arrays, mx.array(seen)))
+        queries, keys, values = (mx.array(x) for x in (self.queries, self.keys, self.values))
+        self.lawful = np.array(_attention(queries, keys, values, mx.array(seen)))
 
     def feed(self, cache: Cache, *columns: Sequence[bool], rows: Sequence[int] | None = None) -> None:
         """Feed one update: for each row which of its columns are tokens; their answers must be the lawful ones."""

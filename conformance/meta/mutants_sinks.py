@@ -161,7 +161,9 @@ def extracted_with_unwritten_sinks(original: Any, self: Any, idx: int) -> Any:
     missing = made.keep - made.offset
     if made.keys is not None and made.offset and missing > 0:
         spare = [mx.zeros((*x.shape[:2], missing, x.shape[3]), x.dtype) for x in (made.keys, made.values)]
-        made.keys, made.values = (mx.concatenate(pair, 2) for pair in zip((made.keys, made.values), spare, strict=True))
+        made.keys, made.values = (
+            mx.concatenate(list(pair), 2) for pair in zip((made.keys, made.values), spare, strict=True)
+        )
         made._ring = made._ring.in_order(made.keep)
     return made
 

@@ -278,8 +278,6 @@ QUICK = (
     "merge_forgets_the_sinks",
     "rolled_before_the_sinks",
     "extend_takes_any_sinks",
-    "extracted_with_unwritten_sinks",
-    "filter_mixes_sinks",
     "trim_takes_the_slots_along",
     "batch_restored_without_sinks",
 )
