@@ -72,8 +72,7 @@ def test_every_name_of_a_cache_is_ours_and_nothing_else_changes() -> None:
             key for key, value in before.items() if any(value is each for each in wanted)
         }
         for name, ours in KINDS.items():
-            assert name == "ArraysCache" or getattr(theirs, name) is ours
-        assert type(theirs.ArraysCache(2)) is mlximpl.ArraysCache
+            assert getattr(theirs, name) is ours
         assert theirs.make_prompt_cache is chat.make_prompt_cache is mlximpl.make_prompt_cache
         assert gemma3_text.RotatingKVCache is mlximpl.RotatingKVCache
         assert generate.load_prompt_cache is mlximpl.load_prompt_cache
@@ -91,7 +90,7 @@ def test_a_module_imported_meanwhile_has_ours_and_then_its_own(monkeypatch: pyte
     with mlximpl.install():
         module = importlib.import_module("mlx_lm.models.falcon_h1")
         assert module.CacheList is mlximpl.CacheList
-        assert type(module.ArraysCache(1)) is mlximpl.ArraysCache
+        assert module.ArraysCache is mlximpl.ArraysCache
     for name in ("ArraysCache", "CacheList", "KVCache"):
         assert getattr(module, name) is OWN[name]
 
@@ -225,10 +224,18 @@ def test_caches_made_before_go_on(name: str) -> None:
     model(mx.array([PROMPT[:7]]), cache=before)
     with mlximpl.install():
         assert greedy(model, PROMPT[7:], prompt_cache=before) == expected
-    during = mlximpl.make_prompt_cache(model)
-    if name != "mamba":  # it asks for mlx-lm's own class
-        model(mx.array([PROMPT[:7]]), cache=during)
-        assert greedy(model, PROMPT[7:], prompt_cache=during) == expected
+    if name != "mamba":
+        after = mlximpl.make_prompt_cache(model)
+        model(mx.array([PROMPT[:7]]), cache=after)
+        assert greedy(model, PROMPT[7:], prompt_cache=after) == expected
+
+
+def test_mamba_is_refused_where_it_would_leave_its_state_unwritten() -> None:
+    model = make_model("mamba")
+    with pytest.raises(ValueError, match=r"mamba keeps its state in mlx-lm's own ArraysCache alone: call mlximpl"):
+        mlximpl.make_prompt_cache(model)
+    with mlximpl.install():
+        assert [type(cache) for cache in mlximpl.make_prompt_cache(model)] == [mlximpl.ArraysCache] * 2
 
 
 def test_mlx_lms_caches_still_make_mlx_lms() -> None:
@@ -252,7 +259,7 @@ def test_mlx_lms_caches_still_make_mlx_lms() -> None:
 
 def test_the_class_that_mamba_asks_for() -> None:
     with mlximpl.install():
-        kind = theirs.ArraysCache
+        kind = mamba.ArraysCache
         for cache in (kind(2), OWN["ArraysCache"](2), mlximpl.ArraysCache(2)):
             assert isinstance(cache, kind)
         assert not isinstance(mlximpl.KVCache(), kind)

@@ -7,7 +7,7 @@ outside, as an import does, finds ours.
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from threading import Lock
 from types import ModuleType, TracebackType
@@ -17,7 +17,7 @@ from .arrays_cache import ArraysCache
 from .cache import AnyCache
 from .kinds import KINDS
 from .load_prompt_file import load_prompt_cache
-from .prompt_cache import make_prompt_cache
+from .prompt_cache import MAMBA, make_prompt_cache
 from .prompt_lru import exact_lru
 from .save_prompt_file import save_prompt_cache
 from .upstream import mlx_lm_cache, own_names
@@ -85,39 +85,44 @@ class _Names:
         self.cache_module = cache_module
         self.ours = _replacements(own)
         self.pairs = [(own[name], ours) for name, ours in self.ours.items()]
-        self.kept = {(id(module), name) for module, name in self._held([ours for _, ours in self.pairs])}
+        self.either = (own["ArraysCache"], _either(ArraysCache, own["ArraysCache"]))
+        self.kept = {(id(module), name) for module, name in self._held([ours for _, ours in self.pairs], _modules())}
         self.plain = type(cache_module)
 
     def put(self) -> None:
-        self._swap([(theirs, ours) for theirs, ours in self.pairs])
+        self._swap([self.either], [module for module in _modules() if module.__name__ == MAMBA])
+        self._swap(self.pairs, _modules())
         self.cache_module.__class__ = _showing(self.plain, self.ours)
 
     def take_back(self) -> None:
         self.cache_module.__class__ = self.plain
-        self._swap([(ours, theirs) for theirs, ours in self.pairs])
+        self._swap([(ours, theirs) for theirs, ours in (*self.pairs, self.either)], _modules())
 
-    def _swap(self, pairs: list[tuple[Any, Any]]) -> None:
+    def _swap(self, pairs: list[tuple[Any, Any]], modules: list[ModuleType]) -> None:
         new = {id(old): new for old, new in pairs}
-        for module, name in self._held([old for old, _ in pairs]):
+        for module, name in self._held([old for old, _ in pairs], modules):
             if (id(module), name) not in self.kept:
                 setattr(module, name, new[id(vars(module)[name])])
 
-    def _held(self, wanted: list[Any]) -> list[tuple[ModuleType, str]]:
-        """The names in mlx-lm's other modules under which one of these objects stands."""
+    def _held(self, wanted: list[Any], modules: list[ModuleType]) -> list[tuple[ModuleType, str]]:
+        """The names in modules other than mlx-lm's caches' under which one of these objects stands."""
         ids = {id(each) for each in wanted}
         return [
             (module, name)
-            for module in _modules()
+            for module in modules
             if module is not self.cache_module
             for name, value in list(vars(module).items())
             if id(value) in ids
         ]
 
 
-def _modules() -> Iterator[ModuleType]:
-    for name, module in list(sys.modules.items()):
-        if (name == "mlx_lm" or name.startswith("mlx_lm.")) and isinstance(module, ModuleType):
-            yield module
+def _modules() -> list[ModuleType]:
+    """All of mlx-lm's modules that are loaded."""
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if (name == "mlx_lm" or name.startswith("mlx_lm.")) and isinstance(module, ModuleType)
+    ]
 
 
 def _showing(plain: type, names: Mapping[str, Any]) -> type:
@@ -132,7 +137,6 @@ def _answer(value: Any) -> Any:
 def _replacements(own: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **KINDS,
-        "ArraysCache": _either(ArraysCache, own["ArraysCache"]),
         "make_prompt_cache": make_prompt_cache,
         "save_prompt_cache": _saver(own["save_prompt_cache"]),
         "load_prompt_cache": load_prompt_cache,
@@ -141,10 +145,7 @@ def _replacements(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _either(ours: type, theirs: type) -> type:
-    """A class that makes ours, and of which theirs are instances too.
-
-    mamba writes its state into instances of the class alone: one of mlx-lm's, made before, would stay as it is.
-    """
+    """A class that makes ours, and of which theirs are instances too: mamba would leave one made before unwritten."""
 
     class Either(type):
         def __call__(cls, *args: Any, **named: Any) -> Any:

@@ -1,5 +1,6 @@
 """The list of caches that a model takes, one a layer."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from .rotating_kv_cache import RotatingKVCache
 
 SINKS = 4
 
+MAMBA = "mlx_lm.models.mamba"
+"""The module of mlx-lm whose model keeps its state in caches of one class alone."""
+
 
 def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
     """The caches of a model.
@@ -33,7 +37,8 @@ def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
 
     Raises:
         ValueError: max_kv_size leaves no window behind the 4 sinks; the model wants a kind of cache that is not
-            here, a ring or a chunk above max_kv_size, or with max_kv_size another kind that keeps every token.
+            here, a ring or a chunk above max_kv_size, or with max_kv_size another kind that keeps every token; mlx-lm's
+            mamba, which writes into mlx-lm's own class alone as long as `install` is not in force.
     """
     if max_kv_size is not None:
         max_kv_size = whole("max_kv_size", max_kv_size)
@@ -41,7 +46,16 @@ def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
             raise ValueError(f"max_kv_size must be above {SINKS}, the tokens always kept, not {max_kv_size}")
     if not hasattr(model, "make_cache"):
         return [_growing(max_kv_size) for _ in model.layers]
+    _check_mamba(model)
     return [_twin(str(i), cache, max_kv_size) for i, cache in enumerate(model.make_cache())]
+
+
+def _check_mamba(model: Any) -> None:
+    """Refuse mlx-lm's mamba where it would leave our caches unwritten, and answer as if each token were the first."""
+    module = sys.modules.get(type(model).__module__)
+    if module is None or module.__name__ != MAMBA or isinstance(ArraysCache(1), module.ArraysCache):
+        return
+    raise ValueError(f"{MAMBA} keeps its state in mlx-lm's own ArraysCache alone: call mlximpl.install() first")
 
 
 def _growing(max_kv_size: int | None) -> KVCache | RotatingKVCache:
