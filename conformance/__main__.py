@@ -71,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--size", choices=("tiny", "small", "large"), default=None, help="default: as the device is")
     bench.add_argument("--rounds", type=_count, default=None, metavar="N", help="counted rounds (default: the size's)")
     bench.add_argument("--seed", type=int, default=0, help="of the order in each round (default: 0)")
+    bench.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw cost against size instead, numbers beside")
     bench.add_argument("--json", action="store_true", help="print one JSON object, progress on stderr")
 
     zoo = verbs.add_parser("zoo", help="mlx-lm's models and generators on mlx-lm's caches and on mlximpl's")

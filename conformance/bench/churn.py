@@ -26,7 +26,10 @@ class Turn:
 
 
 def turns(size: Size) -> list[Turn]:
-    """The same rows for everyone: half a batch at first, and where there is room one more every second step or so."""
+    """The same rows for everyone: half a batch at first, then one more at most steps where there is room.
+
+    A row stays for up to a third of the steps.
+    """
     random = Random(11)
     rows: list[list[int]] = []
     made = []
@@ -34,11 +37,9 @@ def turns(size: Size) -> list[Turn]:
         staying = [i for i, (_, left) in enumerate(rows) if left > 0]
         kept = None if len(staying) == len(rows) else tuple(staying)
         rows = [rows[i] for i in staying]
-        new = size.batch // 2 if step == 0 else int(len(rows) < size.batch and (not rows or random.random() < 0.5))
+        new = size.batch // 2 if step == 0 else int(len(rows) < size.batch and (not rows or random.random() < 0.75))
         arriving = tuple(random.randint(max(1, size.churn_tokens // 8), size.churn_tokens) for _ in range(new))
-        rows += [
-            [tokens, random.randint(max(1, size.churn_tokens // 32), size.churn_tokens // 4)] for tokens in arriving
-        ]
+        rows += [[tokens, random.randint(3, max(3, size.churn_steps // 3))] for tokens in arriving]
         made.append(Turn(kept, arriving, tuple(tokens for tokens, _ in rows)))
         rows = [[tokens + 1, left - 1] for tokens, left in rows]
     return made

@@ -70,7 +70,7 @@ def in_turn(trials: Mapping[str, Trial], rounds: int, random: Random) -> dict[st
     return samples
 
 
-def once(trial: Trial) -> tuple[float, int]:
+def once(trial: Trial, clock: Callable[[], float] = time.perf_counter) -> tuple[float, int]:
     """One repetition: milliseconds an operation, and peak bytes above those held before."""
     state = trial.prepare()
     mx.synchronize()
@@ -79,10 +79,10 @@ def once(trial: Trial) -> tuple[float, int]:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        began = time.perf_counter()
+        began = clock()
         mx.eval(trial.work(state))
         mx.synchronize()
-        seconds = time.perf_counter() - began
+        seconds = clock() - began
     finally:
         if collecting:
             gc.enable()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -17,10 +16,10 @@ from rich.console import Console
 import mlximpl
 from conformance.adapters.base import AdapterError
 from conformance.adapters.surface import set_device
-from conformance.bench import build
 from conformance.bench.cases import CASES, Case
-from conformance.bench.measure import in_turn
-from conformance.bench.results import FLOOR, OURS, THEIRS, Row, failed, row_of
+from conformance.bench.cost import curves, write
+from conformance.bench.one import measured
+from conformance.bench.results import OURS, THEIRS
 from conformance.bench.sizes import SIZES, Size, size_for_device
 from conformance.bench.table import heading, table
 from conformance.files_bench import upstream, where
@@ -35,18 +34,6 @@ def modules() -> dict[str, ModuleType]:
     if theirs is None:
         print("mlx-lm is not installed: there is nothing to compare with", file=sys.stderr)
     return ({} if theirs is None else {THEIRS: theirs}) | {OURS: mlximpl}
-
-
-def measured(case: Case, size: Size, beside: dict[str, ModuleType], rounds: int, seed: int) -> Row:
-    """One case; where one side raises, a row that says which and how."""
-    try:
-        trials = {name: case.on(module, size) for name, module in beside.items()} | {FLOOR: case.floor(size)}
-        return row_of(case, in_turn(trials, rounds, Random(f"{seed} {case.name}")))
-    except Exception as error:
-        return failed(case, error)
-    finally:
-        build.forget_numbers()
-        mx.clear_cache()
 
 
 def chosen(parts: Sequence[str], cases: Sequence[Case]) -> list[Case]:
@@ -72,11 +59,15 @@ def main(arguments: Any, cases: Sequence[Case] = CASES) -> int:
     rounds = arguments.rounds or size.rounds
     wanted = chosen(arguments.only, cases)
     beside = modules()
+    about = facts(size, rounds, arguments.seed)
+    if arguments.plot and arguments.only:
+        raise AdapterError("--plot draws its own cases: --only does not go with it")
+    if arguments.plot:
+        return plotted(arguments, size, beside, rounds, about)
     rows = []
     for number, case in enumerate(wanted, 1):
         print(f"{number}/{len(wanted)} {case.name}", file=sys.stderr, flush=True)
         rows.append(measured(case, size, beside, rounds, arguments.seed))
-    about = facts(size, rounds, arguments.seed)
     if arguments.json:
         json.dump(about | {"rows": [asdict(row) for row in rows]}, sys.stdout, indent=1)
         print()
@@ -86,3 +77,15 @@ def main(arguments: Any, cases: Sequence[Case] = CASES) -> int:
         if row.error:
             print(f"{row.case}: {row.error}", file=sys.stderr)
     return 2 if any(row.error for row in rows) else 0
+
+
+def plotted(arguments: Any, size: Size, beside: Mapping[str, ModuleType], rounds: int, about: Mapping[str, Any]) -> int:
+    """Cost against size to a drawing and the numbers beside it; returns the exit code."""
+    points, skipped = curves(size, beside, rounds, arguments.seed)
+    numbers = write(arguments.plot, points, skipped, about)
+    for each in skipped:
+        print(f"skipped: {each.operation}, B = {each.batch}, S = {each.tokens}: {each.reason}", file=sys.stderr)
+    if arguments.json:
+        json.dump(numbers, sys.stdout, indent=1)
+        print()
+    return 2 if any(each.reason.startswith("failed") for each in skipped) else 0

@@ -35,7 +35,7 @@ class Size:
     churn_steps: int = 500
     churn_layers: int = 2
     churn_tokens: int = 256
-    """The most that a row brings, and that it stays for."""
+    """The most that a row brings."""
     masks: int = 32
 
     @property
