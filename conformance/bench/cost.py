@@ -23,6 +23,8 @@ CURVES = {
     "mask": "mask, ragged",
 }
 """Which case stands for an operation."""
+NARROW = {"mask": {"heads": 1, "query_heads": 1, "head_size": 8}}
+"""A mask knows nothing of heads: the caches that it is made for may be small."""
 TOKENS = (1024, 4096, 16384, 65536)
 BATCHES = (1, 4, 16, 64)
 SECONDS = 60.0
@@ -61,7 +63,7 @@ def curves(
         for batch, count in sorted(
             ((b, t) for b in batches for t in tokens), key=lambda each: (each[0] * each[1], each)
         ):
-            one = replace(size, layers=1, batch=batch, tokens=count)
+            one = replace(size, layers=1, batch=batch, tokens=count, **NARROW.get(operation, {}))
             reason = _too_much(operation, one, memory, seconds - taken, for_each * batch * count)
             if not reason:
                 print(f"{operation}, B = {batch}, S = {count}", file=sys.stderr, flush=True)

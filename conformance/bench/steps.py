@@ -29,7 +29,8 @@ def attention(module: ModuleType, size: Size, make: Make, n: int, steps: int, la
     def work(caches: list[Any]) -> list[Any]:
         for _ in range(steps):
             mask = caches[0].make_mask(n, return_array=False, window_size=window)
-            out, offsets = asked, []
+            out = asked
+            offsets: list[Any] = []
             for cache in caches:
                 out = layer(cache, out, mask, offsets)
             mx.eval(out, offsets, arrays_of(*caches))

@@ -61,8 +61,14 @@ def plot(points: Sequence[Point], title: str) -> str:
             horizontal = Axis(tokens[0] / 1.5, tokens[-1] * 1.5, left, left + WIDTH)
             parts += _frame(horizontal, vertical, tokens, numbered=column == 0, last=row == len(operations) - 1)
             parts.append(f'<text x="{left + 6:.0f}" y="{top + 15:.0f}" font-size="12">B = {batch}</text>')
-            parts += _lines([point for point in of_row if point.batch == batch], horizontal, vertical)
+            here = [point for point in of_row if point.batch == batch]
+            parts += _lines(here, horizontal, vertical) if here else _nothing(left, top)
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _nothing(left: float, top: float) -> list[str]:
+    where = f'x="{left + WIDTH / 2:.0f}" y="{top + HEIGHT / 2:.0f}" text-anchor="middle"'
+    return [f"<text {where} {TICK}>not measured</text>"]
 
 
 def _decades(values: Sequence[float], bottom: float, top: float) -> Axis:

@@ -110,10 +110,10 @@ def test_a_trial_that_raises_leaves_the_collector_on() -> None:
 def in_rounds(rounds: int, seed: int) -> tuple[list[tuple[str, int]], dict[str, Samples]]:
     """Which trial worked on which state, in order."""
     met: list[tuple[str, int]] = []
-    made: list[int] = []
+    states = iter(range(1, 1000))
 
     def trial(name: str) -> Trial:
-        return Trial(lambda: made.append(0) or len(made), lambda state: met.append((name, state)) or [])
+        return Trial(lambda: next(states), lambda state: met.append((name, state)))
 
     samples = in_turn({name: trial(name) for name in "abc"}, rounds, Random(seed))
     return met, samples
