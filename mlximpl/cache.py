@@ -35,8 +35,13 @@ class AnyCache:
 
     def is_trimmable(self) -> bool:
         """Whether every n up to the (shortest row's) offset may be trimmed; of a solo cache also whether all of its
-        last update may, if that brought several tokens."""
+        last update may, if that brought several tokens: a decoder's rollback of rejected drafts. mlx-lm's
+        `trim_prompt_cache` drops nothing, and says nothing, where a cache is not trimmable."""
         raise NotImplementedError
+
+    def _gives_all_back(self) -> bool:
+        """Whether every n up to the (shortest row's) offset may be trimmed, whatever came last."""
+        return self.is_trimmable()
 
     def trim(self, n: int) -> int:
         """Drop the newest n tokens of every row, and return n.

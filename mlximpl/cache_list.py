@@ -153,6 +153,9 @@ class CacheList(AnyCache):
     def is_trimmable(self) -> bool:
         return all(cache.is_trimmable() for cache in self.caches)
 
+    def _gives_all_back(self) -> bool:
+        return all(cache._gives_all_back() for cache in self.caches)
+
     def trim(self, n: int) -> int:
         """Drop the newest n tokens of every child, and return n.
 

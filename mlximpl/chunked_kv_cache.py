@@ -12,7 +12,6 @@ from .append import append_columns
 from .cache import Cache
 from .checks import check_size, check_update
 from .states import state_buffers, state_elements, state_int
-from .trim import trimmable
 
 
 class ChunkedKVCache(Cache):
@@ -103,7 +102,10 @@ class ChunkedKVCache(Cache):
         return max(0, self.offset - first_whole_chunk)
 
     def is_trimmable(self) -> bool:
-        return trimmable(self.trim_limit(), self.offset, self._fed)
+        return self._gives_all_back() or 1 < self._fed <= self.trim_limit()
+
+    def _gives_all_back(self) -> bool:
+        return self.trim_limit() >= self.offset
 
     def _trim(self, n: int) -> None:
         self._fed = 0

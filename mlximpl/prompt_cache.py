@@ -97,8 +97,8 @@ def _check_bound(name: str, what: str, size: int, max_kv_size: int | None) -> No
 
 
 def can_trim_prompt_cache(cache: Sequence[Any]) -> bool:
-    """Whether every layer can drop all it has been fed, or several tokens that came last and together."""
-    return all(layer.is_trimmable() for layer in cache)
+    """Whether every layer can drop any number of tokens up to all it has been fed."""
+    return all(layer._gives_all_back() if isinstance(layer, AnyCache) else layer.is_trimmable() for layer in cache)
 
 
 def trim_prompt_cache(cache: Sequence[Any], num_tokens: int) -> int:

@@ -13,7 +13,7 @@ from .ring_update import ring_update, ring_write
 from .saved_columns import hide_pads
 from .states import check_ring_rows, state_buffers, state_elements, state_int
 from .temporal_order import Ring, temporal_columns
-from .trim import ring_can_trim, ring_limit, ring_trim, trimmable
+from .trim import ring_can_trim, ring_limit, ring_trim
 
 if TYPE_CHECKING:
     from .batch_rotating_kv_cache import BatchRotatingKVCache
@@ -118,7 +118,10 @@ class RotatingKVCache(Cache):
         return n == 0 or (n > 0 and ring_can_trim(n, [self.offset], [self._pads], self._ring))
 
     def is_trimmable(self) -> bool:
-        return trimmable(self.trim_limit(), self.offset, self._fed)
+        return self._gives_all_back() or 1 < self._fed <= self.trim_limit()
+
+    def _gives_all_back(self) -> bool:
+        return self.trim_limit() >= self.offset
 
     def _trim(self, n: int) -> None:
         self._fed = 0

@@ -11,15 +11,6 @@ from collections.abc import Sequence
 from .temporal_order import Ring
 
 
-def trimmable(limit: int, offset: int, fed: int) -> bool:
-    """Whether everything may be dropped, or what the last update brought if that were several tokens.
-
-    The latter is a decoder's rollback of rejected drafts. mlx-lm's `trim_prompt_cache` drops nothing, and says
-    nothing, where a cache is not trimmable.
-    """
-    return limit >= offset or 1 < fed <= limit
-
-
 def growing_limit(offsets: Sequence[int]) -> int:
     """The trim limit of a cache that evicts nothing: its shortest row."""
     return max(0, min(offsets, default=0))
