@@ -45,7 +45,8 @@ class Alone:
         while True:
             last = logits[0, -1]
             logprobs.append(last - mx.logsumexp(last))
-            tokens.append(int(mx.argmax(last).item()))
+            token: Any = mx.argmax(last).item()
+            tokens.append(int(token))
             if len(tokens) == count:
                 return Answer(tokens, logprobs)
             logits = self.model(mx.array([tokens[-1:]]), cache=caches)

@@ -72,7 +72,7 @@ def _difference(row: Row, alone: Alone, cell: Cell) -> str:
 
     answer = alone.answer(row.context, row.wanted)
     for i, (token, logprobs) in enumerate(zip(row.tokens, row.logprobs, strict=True)):
-        apart = float(mx.abs(logprobs - answer.logprobs[i]).max().item())
+        apart: Any = mx.abs(logprobs - answer.logprobs[i]).max().item()
         at = f"token {i} at position {len(row.context) + i}"
         if not apart <= ATOL:
             return f"{at}: log-probabilities differ by {apart:.2g} from the row alone"

@@ -29,7 +29,7 @@ from conformance.zoo.served import Caches
 
 ROWS = 16
 FAMILIES = ("llama", "olmo3")
-SIZES = {
+SIZES: dict[str, Any] = {
     "head_dim": 64,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,

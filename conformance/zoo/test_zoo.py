@@ -64,7 +64,8 @@ def test_a_bound_holds_whatever_the_model_makes(family: Family) -> None:
     caches = mlximpl.make_prompt_cache(model, bound)
     for n in (bound + 5, 1, 1, 7, 1):
         mx.eval(model(mx.array([words(n, 1)]), cache=caches))
-    stored = [c.keys.shape[2] for c in leaves(caches) if isinstance(c, RotatingKVCache)]
+    rings: list[Any] = [cache for cache in leaves(caches) if isinstance(cache, RotatingKVCache)]
+    stored = [ring.keys.shape[2] for ring in rings]
     assert all(columns in (bound, WINDOW) for columns in stored)
     assert not any(type(cache) is KVCache for cache in leaves(caches))
     with pytest.raises(ValueError, match="max_kv_size must be above 4"):
