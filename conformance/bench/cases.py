@@ -18,13 +18,15 @@ from conformance.bench.sizes import Size, pads_of
 class Case:
     """One operation.
 
-    `on` takes mlximpl, or mlx-lm's module of caches. `floor_is` says what `floor` does.
+    `on` takes mlximpl, or mlx-lm's module of caches. `floor_is` says what `floor` does. A case of many steps has at
+    most so many `rounds`.
     """
 
     name: str
     on: Callable[[ModuleType, Size], Trial]
     floor: Callable[[Size], Trial]
     floor_is: str
+    rounds: int = 100
 
 
 def decode(name: str, make: Make, ring: bool = False) -> Case:
@@ -178,11 +180,13 @@ CASES = (
         lambda module, size: churn(module, size, attend=False),
         lambda size: churn_floor(size, attend=False),
         "each row copied as it comes, the batch's tokens where rows come or go, a column written each step",
+        rounds=5,
     ),
     Case(
         "churn with attention",
         lambda module, size: churn(module, size, attend=True),
         lambda size: churn_floor(size, attend=True),
         "the same, and attention with no mask over the longest row's columns",
+        rounds=5,
     ),
 )

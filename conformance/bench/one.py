@@ -19,7 +19,7 @@ def measured(case: Case, size: Size, beside: Mapping[str, ModuleType], rounds: i
     """One case on every module and its floor; where one raises, a row that says which and how."""
     try:
         trials = {name: case.on(module, size) for name, module in beside.items()} | {FLOOR: case.floor(size)}
-        return row_of(case, in_turn(trials, rounds, Random(f"{seed} {case.name}")))
+        return row_of(case, in_turn(trials, min(rounds, case.rounds), Random(f"{seed} {case.name}")))
     except Exception as error:
         return failed(case, error)
     finally:

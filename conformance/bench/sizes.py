@@ -124,7 +124,7 @@ SIZES = {
         ),
     )
 }
-LARGE_MEMORY = 64 << 30
+LARGE_MEMORY = 96 << 30
 
 
 def size_for_device() -> str:

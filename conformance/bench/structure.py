@@ -90,12 +90,13 @@ def save(module: ModuleType, size: Size) -> Trial:
 
 def reload(module: ModuleType, size: Size) -> Trial:
     """A prompt cache from a file that lies in the system's cache, evaluated."""
-    path = str(file(f"{module.__name__}-reload"))
+    path = file(f"{module.__name__}-{size.name}")
 
     def prepare() -> None:
-        module.save_prompt_cache(path, prompt(module, size))
+        if not path.exists():
+            module.save_prompt_cache(str(path), prompt(module, size))
 
     def work(_: None) -> list[mx.array]:
-        return arrays_of(*module.load_prompt_cache(path))
+        return arrays_of(*module.load_prompt_cache(str(path)))
 
     return Trial(prepare, work)

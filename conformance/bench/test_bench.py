@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 
 from conformance.__main__ import main
 from conformance.bench import run
+from conformance.bench.build import columns, file
 from conformance.bench.cases import CASES, Case
 from conformance.bench.churn import turns
-from conformance.bench.floors import copied, copy_of
+from conformance.bench.floors import attention_over, copied, copy_of
 from conformance.bench.measure import Samples, Trial, TrialError, figures, in_turn, once, quotient, spread
 from conformance.bench.one import measured
 from conformance.bench.results import FLOOR, OURS, THEIRS, row_of
@@ -30,7 +32,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 def test_ratios_of_given_times() -> None:
-    assert quotient(Samples([2, 4, 9], []), Samples([1, 2, 6], [])) == (2.0, (1.75, 2.0))
+    assert quotient(Samples([2, 4, 9], []), Samples([1, 4, 3], [])) == (4 / 3, (1.5, 2.5))
     assert spread([5.0]) == (5.0, 5.0, 5.0)
     assert spread([4.0, 1.0, 2.0, 3.0]) == (1.75, 2.5, 3.25)
     found = figures(Samples([4.0, 1.0, 2.0], [30, 10, 20]))
@@ -154,6 +156,31 @@ def test_every_case_runs(case: Case) -> None:
     assert row.ratio.of_medians == row.figures[THEIRS].milliseconds / row.figures[OURS].milliseconds
 
 
+DONE = {
+    "decode, equal lengths": [32, 32, 32, 32],
+    "decode, ragged": [32, 27, 21, 29],
+    "decode, wrapped ring": [34, 34, 34, 34],
+    "prefill of 512": [16, 16],
+    "prefill of 512, padded": [16, 14],
+    "filter, one row out": [30, 25, 27],
+    "filter, one row left": [19],
+    "finalize of a ragged prefill": [30, 25, 19, 27],
+    "bookkeeping of 64 layers": [18, 18, 18, 18],
+    "bookkeeping of 64 rotating layers": [19, 19, 19, 19],
+}
+"""What `offset` is of each row afterwards."""
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_both_do_the_same_work(name: str) -> None:
+    pytest.importorskip("mlx_lm")
+    for module in run.modules().values():
+        trial = BY_NAME[name].on(module, TINY)
+        caches = trial.prepare()
+        mx.eval(trial.work(caches))
+        assert [cache.offset.tolist() for cache in caches] == [DONE[name]] * len(caches)
+
+
 TOKEN = 2 * TINY.heads * TINY.head_size * 4
 FIRST, *OTHERS = TINY.lengths()
 MOVED = {
@@ -186,9 +213,21 @@ def test_a_copy_has_memory_of_its_own() -> None:
     assert once(copy_of(1 << 20, 3))[1] >= 3 << 20
 
 
-def test_the_files_of_the_floors_hold_the_bytes_of_the_prompt() -> None:
-    from conformance.bench.build import file
+@pytest.mark.parametrize("n", [1, 8])
+def test_the_floor_of_a_decode_writes_in_place(n: int) -> None:
+    wide = replace(TINY, tokens=1024)
+    trial = attention_over(wide.tokens, 3, n, 2, wide)
+    held = trial.prepare()
+    before = [buffer[..., :-n, :] + 0 for buffers in held for buffer in buffers]
+    mx.eval(before)
+    _, peak = once(Trial(lambda: None, lambda _: trial.work(held)))
+    assert n > 1 or peak < held[0][0].nbytes, "but for the scores of many queries nothing as large is made"
+    for buffer, kept in zip((buffer for buffers in held for buffer in buffers), before, strict=True):
+        assert mx.array_equal(buffer[..., -n:, :], columns(wide, n))
+        assert mx.array_equal(buffer[..., :-n, :], kept)
 
+
+def test_the_files_of_the_floors_hold_the_bytes_of_the_prompt() -> None:
     for name in ("save", "reload"):
         once(BY_NAME[name].floor(TINY))
         assert file("floor").stat().st_size == TINY.layers * TINY.columns * TOKEN
