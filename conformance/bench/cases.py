@@ -18,8 +18,8 @@ from conformance.bench.sizes import Size, pads_of
 class Case:
     """One operation.
 
-    `on` takes mlximpl, or mlx-lm's module of caches. `floor_is` says what `floor` does. A case of many steps has at
-    most so many `rounds`.
+    `on` takes mlximpl, or mlx-lm's module of caches. `floor_is` says what `floor` does. A long case has at most
+    so many `rounds`.
     """
 
     name: str
@@ -54,7 +54,7 @@ def prefill(name: str, make: Make) -> Case:
         few = size.for_prefill
         return floors.attention_over(few.columns + few.prefill, 1, few.prefill, few.layers, few)
 
-    return Case(name, on, floor, '"causal" attention over contiguous columns, the new ones written in place')
+    return Case(name, on, floor, '"causal" attention over contiguous columns, the new ones written in place', rounds=5)
 
 
 def mask(name: str, make: Make, ring: bool = False) -> Case:

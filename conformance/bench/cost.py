@@ -23,7 +23,7 @@ CURVES = {
     "mask": "mask, ragged",
 }
 """Which case stands for an operation."""
-NARROW = {"mask": {"heads": 1, "query_heads": 1, "head_size": 8}}
+NARROW: dict[str, dict[str, Any]] = {"mask": {"heads": 1, "query_heads": 1, "head_size": 8}}
 """A mask knows nothing of heads: the caches that it is made for may be small."""
 TOKENS = (1024, 4096, 16384, 65536)
 BATCHES = (1, 4, 16, 64)

@@ -26,7 +26,7 @@ class Size:
     """Decode steps in one repetition."""
     prefill: int = 512
     prefill_rows: int = 2
-    prefill_held: int = 512
+    prefill_held: int = 256
     """Columns that a prefill finds."""
     prefill_layers: int = 1
     growth: int = 8192
