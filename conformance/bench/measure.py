@@ -36,6 +36,7 @@ class Samples:
 
     milliseconds: list[float]
     peaks: list[int]
+    left: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Figures:
     quartiles: tuple[float, float]
     peak: int
     """The median, in bytes above what was held before."""
+    left: int
+    """Bytes of what the work returned: after a change of rows, the buffers of all layers."""
     rounds: int
 
 
@@ -61,17 +64,18 @@ def in_turn(trials: Mapping[str, Trial], rounds: int, random: Random) -> dict[st
         gc.collect()
         for name in random.sample(list(trials), len(trials)):
             try:
-                milliseconds, peak = once(trials[name])
+                milliseconds, peak, left = once(trials[name])
             except Exception as error:
                 raise TrialError(f"{name}: {type(error).__name__}: {error}") from error
             if turn:
                 samples[name].milliseconds.append(milliseconds)
                 samples[name].peaks.append(peak)
+                samples[name].left = left
     return samples
 
 
-def once(trial: Trial, clock: Callable[[], float] = time.perf_counter) -> tuple[float, int]:
-    """One repetition: milliseconds an operation, and peak bytes above those held before."""
+def once(trial: Trial, clock: Callable[[], float] = time.perf_counter) -> tuple[float, int, int]:
+    """One repetition: milliseconds an operation, peak bytes above those held before, bytes of what was returned."""
     state = trial.prepare()
     mx.synchronize()
     before = mx.get_active_memory()
@@ -80,19 +84,27 @@ def once(trial: Trial, clock: Callable[[], float] = time.perf_counter) -> tuple[
     gc.disable()
     try:
         began = clock()
-        mx.eval(trial.work(state))
+        result = trial.work(state)
+        mx.eval(result)
         mx.synchronize()
         seconds = clock() - began
     finally:
         if collecting:
             gc.enable()
-    return seconds * 1000 / trial.repeats, max(0, mx.get_peak_memory() - before)
+    peak = max(0, mx.get_peak_memory() - before)
+    return seconds * 1000 / trial.repeats, peak, _nbytes(result)
+
+
+def _nbytes(tree: Any) -> int:
+    if isinstance(tree, list):
+        return sum(_nbytes(each) for each in tree)
+    return tree.nbytes if isinstance(tree, mx.array) else 0
 
 
 def figures(samples: Samples) -> Figures:
     """Medians and quartiles."""
     low, middle, high = spread(samples.milliseconds)
-    return Figures(middle, (low, high), int(statistics.median(samples.peaks)), len(samples.milliseconds))
+    return Figures(middle, (low, high), int(statistics.median(samples.peaks)), samples.left, len(samples.milliseconds))
 
 
 def spread(numbers: Sequence[float]) -> tuple[float, float, float]:

@@ -35,8 +35,8 @@ def test_ratios_of_given_times() -> None:
     assert quotient(Samples([2, 4, 9], []), Samples([1, 4, 3], [])) == (4 / 3, (1.5, 2.5))
     assert spread([5.0]) == (5.0, 5.0, 5.0)
     assert spread([4.0, 1.0, 2.0, 3.0]) == (1.75, 2.5, 3.25)
-    found = figures(Samples([4.0, 1.0, 2.0], [30, 10, 20]))
-    assert (found.milliseconds, found.quartiles, found.peak, found.rounds) == (2.0, (1.5, 3.0), 20, 3)
+    found = figures(Samples([4.0, 1.0, 2.0], [30, 10, 20], 7))
+    assert (found.milliseconds, found.quartiles, found.peak, found.left, found.rounds) == (2.0, (1.5, 3.0), 20, 7, 3)
 
 
 def test_above_one_is_faster_than_mlx_lm() -> None:
@@ -95,8 +95,9 @@ def test_the_peak_is_what_comes_on_top() -> None:
         mx.eval(held)
         return held
 
-    _, peak = once(Trial(prepare, lambda held: [held[:mebibyte] + 1, held[:mebibyte] + 2]))
+    _, peak, left = once(Trial(prepare, lambda held: [held[:mebibyte] + 1, [held[:mebibyte] + 2]]))
     assert 2 * mebibyte <= peak < 3 * mebibyte
+    assert left == 2 * mebibyte
     assert once(Trial(prepare, lambda held: held))[1] < mebibyte
 
 
@@ -207,7 +208,7 @@ def test_a_floor_copies_the_tokens_that_must_move(name: str) -> None:
 def test_a_copy_has_memory_of_its_own() -> None:
     source = mx.ones(1 << 20, mx.uint8)
     mx.eval(source)
-    _, peak = once(Trial(lambda: source, lambda held: [copied(held)]))
+    _, peak, _ = once(Trial(lambda: source, lambda held: [copied(held)]))
     assert peak >= source.nbytes
     assert source.min().item() == 1
     assert once(copy_of(1 << 20, 3))[1] >= 3 << 20
@@ -220,7 +221,7 @@ def test_the_floor_of_a_decode_writes_in_place(n: int) -> None:
     held = trial.prepare()
     before = [buffer[..., :-n, :] + 0 for buffers in held for buffer in buffers]
     mx.eval(before)
-    _, peak = once(Trial(lambda: None, lambda _: trial.work(held)))
+    _, peak, _ = once(Trial(lambda: None, lambda _: trial.work(held)))
     assert n > 1 or peak < held[0][0].nbytes, "but for the scores of many queries nothing as large is made"
     for buffer, kept in zip((buffer for buffers in held for buffer in buffers), before, strict=True):
         assert mx.array_equal(buffer[..., -n:, :], columns(wide, n))
@@ -289,7 +290,7 @@ def test_json_is_one_object_and_nothing_else(capsys: pytest.CaptureFixture[str])
     (row,) = data["rows"]
     assert (row["case"], row["floor_is"], row["error"]) == ("extract", "the row's tokens copied once", None)
     assert row["figures"].keys() == {THEIRS, OURS, FLOOR}
-    assert row["figures"][OURS].keys() == {"milliseconds", "quartiles", "peak", "rounds"}
+    assert row["figures"][OURS].keys() == {"milliseconds", "quartiles", "peak", "left", "rounds"}
     assert row["ratio"].keys() == row["to_floor"].keys() == {"of_medians", "quartiles"}
     assert "extract" in err
 
