@@ -291,6 +291,7 @@ def test_json_is_one_object_and_nothing_else(capsys: pytest.CaptureFixture[str])
     assert (row["case"], row["floor_is"], row["error"]) == ("extract", "the row's tokens copied once", None)
     assert row["figures"].keys() == {THEIRS, OURS, FLOOR}
     assert row["figures"][OURS].keys() == {"milliseconds", "quartiles", "peak", "left", "rounds"}
+    assert row["figures"][FLOOR]["left"] == TINY.layers * TOKEN * OTHERS[1]
     assert row["ratio"].keys() == row["to_floor"].keys() == {"of_medians", "quartiles"}
     assert "extract" in err
 

@@ -85,6 +85,12 @@ def test_a_drawing_has_a_panel_for_each_operation_and_batch_and_a_line_for_each_
     assert faster > slower, "what takes less lies lower"
 
 
+def test_a_panel_without_points_says_so() -> None:
+    points = [Point("decode", batch, 32, {"floor": 1.0}) for batch in (1, 4)]
+    assert plot(points, "").count("not measured") == 0
+    assert plot([*points, Point("mask", 4, 32, {"floor": 1.0})], "").count("not measured") == 1
+
+
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "curves", few_curves)
     file = tmp_path / "cost.svg"
