@@ -41,8 +41,11 @@ def queries(size: Size, n: int) -> mx.array:
 
 
 def fed(cache: Any, new: mx.array, steps: int = 0) -> Any:
-    """The cache after one update and `steps` more of its last column, evaluated."""
-    cache.update_and_fetch(new, new)
+    """The cache after one update and `steps` more of its last column, evaluated.
+
+    It is fed what nothing else holds, as by a model: it may keep the arrays, and write into them later.
+    """
+    cache.update_and_fetch(new + 0, new + 0)
     mx.eval(arrays_of(cache))
     for _ in range(steps):
         cache.update_and_fetch(new[..., -1:, :], new[..., -1:, :])
