@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .batch_sinks import roll_behind
 from .cache import Cache
 from .checks import check_rows, row_numbers
 from .extend import Columns, extend_rows
 from .filter import take_rows
-from .padding import Pending, announce, join_pending
+from .padding import Pending, announce, join_pending, shift_rows
 from .row_numbers import Ints, RowNumbers
 
 
@@ -104,7 +103,7 @@ class BatchCache(Cache, RowNumbers):
         tails, buffers = self._tails(), self._buffers()
         if any(tails) and buffers is not None:
             stored = self._columns()
-            self.keys, self.values = (roll_behind(b, tails, self._sinks(), stored) for b in buffers)
+            self.keys, self.values = (shift_rows(b, tails, self._sinks(), stored) for b in buffers)
             self._pads = tuple(p + t for p, t in zip(self._pads, tails, strict=True))
             self._offsets = tuple(o - t for o, t in zip(self._offsets, tails, strict=True))
         self._pending = None
@@ -142,17 +141,19 @@ class BatchCache(Cache, RowNumbers):
         """Note that the first n columns are gone: all of them if no row is left."""
         raise NotImplementedError
 
-    def _append_rows(self, other: "BatchCache", mine: Columns | None, theirs: Columns | None) -> None:
+    def _append_rows(
+        self, other: "BatchCache", mine: Columns | None, theirs: Columns | None, allocated: int | None = None
+    ) -> None:
         """Put the other batch's rows behind these, both right-aligned.
 
-        `mine` and `theirs` are the columns stored, or None where no update was seen. The heads have been
-        compared, and the caller notes the new width.
+        `mine` and `theirs` are the columns stored, or None where no update was seen; one of them may be a whole buffer
+        of `allocated` columns. The heads have been compared, and the caller notes the new width.
         """
         heads = self._heads() or other._heads()
         width = max(self._columns(), other._columns())
         pending = join_pending(self._pending, other._pending, self._rows(), other._rows())
         if heads is not None:
-            merged = extend_rows(mine, theirs, self._rows(), other._rows(), heads)
-            self.keys, self.values = merged.keys, merged.values
+            rows = self._rows(), other._rows()
+            self.keys, self.values = extend_rows(mine, theirs, *rows, heads, width, allocated)
         pads = [p + width - side._columns() for side in (self, other) for p in side._pads]
         self._set_rows(tuple(pads), self._offsets + other._offsets, pending)

@@ -112,7 +112,13 @@ class BatchKVCache(BatchCache):
             raise ValueError(f"extend a BatchKVCache by a {type(other).__name__}")
         common_heads("extend", (self._heads(), other._heads()))
         width = max(self._stored, other._stored)
-        self._append_rows(other, _stored_columns(self), _stored_columns(other))
+        longer = self if self._stored == width else other
+        buffers = longer._buffers()
+        if buffers is None or buffers[0].shape[2] - width > self.step:
+            self._append_rows(other, _stored_columns(self), _stored_columns(other))
+        else:
+            columns = (buffers if each is longer else _stored_columns(each) for each in (self, other))
+            self._append_rows(other, *columns, buffers[0].shape[2])
         self._stored = width
 
     def extract(self, idx: int) -> KVCache:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .append import concat, overwrite, spare_columns
-from .padding import roll_rows
 
 
 def with_sinks(
@@ -43,16 +42,6 @@ def with_sinks(
 def sink_slots(columns: mx.array, keep: int) -> mx.array:
     """Slots for `keep` sinks, unwritten, beside columns (B, H, N, D)."""
     return concat(spare_columns(columns, keep) or [columns[..., :0, :]])
-
-
-def roll_behind(array: mx.array, shifts: Sequence[int], keep: int, width: int) -> mx.array:
-    """Move the last shifts[b] of each row's columns to its front, behind the `keep` sinks.
-
-    `width` is how many slots of `array` (B, H, S, D) are in use, the sinks' among them.
-    """
-    if not keep:
-        return roll_rows(array, shifts, width)
-    return concat([array[..., :keep, :], roll_rows(array[..., keep:, :], shifts, width - keep)])
 
 
 def pad_behind(array: mx.array, n: int, keep: int) -> mx.array:

@@ -44,13 +44,39 @@ def merge_rows(rows: Sequence[tuple[mx.array, mx.array]], width: int = 0) -> Mer
         check_columns(keys, values)
     common_heads("merge", (heads_of(keys, values) for keys, values in rows))
     width = max([width, *(keys.shape[2] for keys, _ in rows)])
-    pads = [width - keys.shape[2] for keys, _ in rows]
     return MergedRows(
-        join([pad_front(keys, p) for (keys, _), p in zip(rows, pads, strict=True)], axis=0),
-        join([pad_front(values, p) for (_, values), p in zip(rows, pads, strict=True)], axis=0),
-        [p for (keys, _), p in zip(rows, pads, strict=True) for _ in range(keys.shape[0])],
+        stack_rows([keys for keys, _ in rows], width),
+        stack_rows([values for _, values in rows], width),
+        [width - keys.shape[2] for keys, _ in rows for _ in range(keys.shape[0])],
         width,
     )
+
+
+def stack_rows(blocks: Sequence[mx.array], stop: int, width: int | None = None) -> mx.array:
+    """Rows under each other, all ending before column `stop`, with zeros around those that are shorter.
+
+    Args:
+        blocks: (b, H, S, D) each, S at most `stop`; or S is `width` in a block that is in place already.
+        stop: where the rows end.
+        width: how many columns the result has; `stop` if None.
+    """
+    width = stop if width is None else width
+    if sum(b.shape[0] for b in blocks if b.shape[2] == width) * 2 >= sum(b.shape[0] for b in blocks):
+        return join([b if b.shape[2] == width else _placed([b], stop, width) for b in blocks], axis=0)
+    return _placed(blocks, stop, width)
+
+
+def _placed(blocks: Sequence[mx.array], stop: int, width: int) -> mx.array:
+    """Zeros, and the blocks written over them: fewer and larger copies than rows padded one by one."""
+    _, heads, _, size = blocks[0].shape
+    stacked = mx.zeros((sum(b.shape[0] for b in blocks), heads, width, size), blocks[0].dtype)
+    row = 0
+    for block in blocks:
+        if block.size:
+            start = 0 if block.shape[2] == width else stop - block.shape[2]
+            stacked[row : row + block.shape[0], :, start : start + block.shape[2], :] = block
+        row += block.shape[0]
+    return stacked
 
 
 def pad_front(array: mx.array, n: int) -> mx.array:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .append import concat, join
 from .checks import check_size, row_numbers, whole_numbers
 
 
@@ -142,6 +141,36 @@ def announce(
     return left, announce_lengths(lengths_given, totals[0])
 
 
+def shift_rows(array: mx.array, shifts: Sequence[int], keep: int, width: int) -> mx.array:
+    """Move each row's columns `keep` to `width` to the right by shifts[b], over the last ones, which are right pads.
+
+    What is left at the front are pads, whatever stands there. Rows that do not move are copied in one piece.
+
+    Args:
+        array: (B, H, S, D).
+        shifts: one number a row, (B,), at most width - keep.
+
+    Returns:
+        An array of the same shape.
+    """
+    shifted = array[...]
+    for start, stop in _runs(shifts):
+        first, last = keep + shifts[start], width - shifts[start]
+        if keep < last < width:
+            shifted[start:stop, :, first:width, :] = array[start:stop, :, keep:last, :]
+    return shifted
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Cut a list into runs (start, stop) of one number.
+
+    >>> _runs([3, 3, 0, 3])
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    starts = [i for i, number in enumerate(numbers) if i == 0 or numbers[i - 1] != number]
+    return list(zip(starts, [*starts[1:], len(numbers)], strict=True))
+
+
 def roll_rows(array: mx.array, shifts: Sequence[int], width: int | None = None) -> mx.array:
     """Move the last shifts[b] of each row's columns to its front.
 
@@ -166,14 +195,8 @@ def roll_rows(array: mx.array, shifts: Sequence[int], width: int | None = None) 
         raise ValueError(f"shifts {list(shifts)} do not fit {array.shape[0]} rows of {width} columns")
     if not any(shifts):
         return array[...]
-    blocks, start = [], 0
-    for stop in range(1, len(shifts) + 1):
-        if stop < len(shifts) and shifts[stop] == shifts[start]:
-            continue
-        block, moved = array[start:stop], width - shifts[start]
-        if moved < width:
-            parts = [(moved, width), (0, moved), (width, array.shape[2])]
-            block = concat([block[..., a:b, :] for a, b in parts if a < b])
-        blocks.append(block)
-        start = stop
-    return join(blocks, axis=0)
+    rolled = shift_rows(array, shifts, 0, width)
+    for start, stop in _runs(shifts):
+        if shifts[start]:
+            rolled[start:stop, :, : shifts[start], :] = array[start:stop, :, width - shifts[start] : width, :]
+    return rolled

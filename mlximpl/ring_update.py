@@ -14,7 +14,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .append import concat, join, overwrite, spare_columns
-from .batch_sinks import roll_behind
+from .padding import shift_rows
 from .temporal_order import Ring, temporal_columns
 
 
@@ -76,7 +76,7 @@ def ring_update(
         return _first_columns(columns, write, step)
     if write.slot is None:
         if any(tails):
-            ordered = roll_behind(concat(temporal_columns(buffer, ring)), tails, ring.keep, ring.stored)
+            ordered = shift_rows(concat(temporal_columns(buffer, ring)), tails, ring.keep, ring.stored)
             before = temporal_columns(ordered, ring.in_order(ring.stored), write.dropped)
         else:
             before = temporal_columns(buffer, ring, write.dropped)

@@ -156,11 +156,11 @@ def extend_counts_columns(original: Any, self: Any, other: Any) -> None:
 
 
 @breaks(
-    "merge.pad_front", kinds="BatchKVCache BatchRotatingKVCache", wrong="shorter rows are padded behind their tokens"
+    "merge.stack_rows", kinds="BatchKVCache BatchRotatingKVCache", wrong="shorter rows are padded behind their tokens"
 )
-def padded_behind(original: Any, array: mx.array, n: int) -> mx.array:
-    padded = original(array, n)
-    return mx.roll(padded, -n, 2) if n > 0 else padded
+def padded_behind(original: Any, blocks: Any, stop: int, width: int | None = None) -> mx.array:
+    filled = [mx.pad(b, [(0, 0), (0, 0), (0, max(0, stop - b.shape[2])), (0, 0)]) for b in blocks]
+    return original(filled, stop, width)
 
 
 # -- merge ----------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def padded_before_the_sinks(original: Any, array: mx.array, n: int, keep: int) -
     return original(array, n, 0)
 
 
-@breaks("batch_sinks.roll_behind", kinds=RING, wrong="right pads are rolled to before the sinks")
+@breaks("padding.shift_rows", kinds=RING, wrong="the sinks are moved with the columns behind them")
 def rolled_before_the_sinks(original: Any, array: mx.array, shifts: Any, keep: int, width: int) -> Any:
     return original(array, shifts, 0, width)
 
