@@ -1,6 +1,7 @@
 """KV caches for MLX: mlx-lm's classes by name and shape, held to a written specification."""
 
 from .arrays_cache import ArraysCache
+from .attention import attention
 from .batch_kv_cache import BatchKVCache
 from .batch_rotating_kv_cache import BatchRotatingKVCache
 from .cache_list import CacheList
@@ -40,6 +41,7 @@ __all__ = [
     "PromptCacheFileError",
     "QuantizedKVCache",
     "RotatingKVCache",
+    "attention",
     "can_trim_prompt_cache",
     "decode_mask",
     "filter_rows",

@@ -154,17 +154,17 @@ def shift_rows(array: mx.array, shifts: Sequence[int], keep: int, width: int) ->
         An array of the same shape.
     """
     shifted = array[...]
-    for start, stop in _runs(shifts):
+    for start, stop in runs_of_equals(shifts):
         first, last = keep + shifts[start], width - shifts[start]
         if keep < last < width:
             shifted[start:stop, :, first:width, :] = array[start:stop, :, keep:last, :]
     return shifted
 
 
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+def runs_of_equals(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Cut a list into runs (start, stop) of one number.
 
-    >>> _runs([3, 3, 0, 3])
+    >>> runs_of_equals([3, 3, 0, 3])
     [(0, 2), (2, 3), (3, 4)]
     """
     starts = [i for i, number in enumerate(numbers) if i == 0 or numbers[i - 1] != number]
@@ -196,7 +196,7 @@ def roll_rows(array: mx.array, shifts: Sequence[int], width: int | None = None) 
     if not any(shifts):
         return array[...]
     rolled = shift_rows(array, shifts, 0, width)
-    for start, stop in _runs(shifts):
+    for start, stop in runs_of_equals(shifts):
         if shifts[start]:
             rolled[start:stop, :, : shifts[start], :] = array[start:stop, :, width - shifts[start] : width, :]
     return rolled

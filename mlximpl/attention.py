@@ -1,0 +1,144 @@
+"""Attention over a cache, by whichever way is fastest for its padding on this device.
+
+An array mask leaves the fused kernels of CUDA. One query a row is then answered by two matrix products, and the queries
+of a prefill row by row, each with the tokens that are its own and a causal mask:
+
+    a  [ .  . a0 a1 a2]    queries a1 a2  ->  over [a0 a1 a2], causal
+    b  [b0 b1 b2 b3 b4]    queries b3 b4  ->  over [b0 b1 b2 b3 b4], causal
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+from .batch_kv_cache import BatchKVCache
+from .masks import Mask
+from .padding import runs_of_equals
+from .quantized_kv_cache import QuantizedKVCache
+
+MAKE = "make"
+
+
+def attention(
+    queries: mx.array,
+    cache: Any,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    mask: Mask = MAKE,
+    window_size: int | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Update a cache with N columns, and let their queries attend to what they may see.
+
+    It equals masked attention over `cache.update_and_fetch(keys, values)` within the dtype's precision; what a pad's
+    query gets is of no meaning.
+
+    Args:
+        queries: (B, Hq, N, D), Hq a multiple of the cache's heads.
+        cache: KVCache, RotatingKVCache, ConcatenateKVCache, a batch of these, or QuantizedKVCache.
+        keys: (B, H, N, D), rotated already.
+        values: (B, H, N, Dv).
+        scale: what scores are multiplied by.
+        mask: what `cache.make_mask(N, window_size=window_size)` gave for this step, on this cache or on another layer's
+            that stands alike; made here if it is not given.
+        window_size: how many newest tokens a query may see, itself included; None for all that the cache shows.
+        sinks: (Hq,), scores of a key without a value that every query sees, as gpt_oss has them.
+
+    Returns:
+        (B, Hq, N, Dv).
+
+    Raises:
+        ValueError: what `make_mask` and `update_and_fetch` refuse. The cache is as it was then.
+    """
+    n = queries.shape[2]
+    if isinstance(mask, str) and mask == MAKE:
+        mask = cache.make_mask(n, window_size=window_size)
+    pads = _left_pads(cache, n, window_size)
+    held: Any = cache.update_and_fetch(keys, values)
+    if isinstance(cache, QuantizedKVCache):
+        return _by_products(queries, *held, scale, mask, sinks, (cache.group_size, cache.bits))
+    if not isinstance(mask, mx.array) or not mx.cuda.is_available() or mx.default_device() == mx.cpu:
+        return mx.fast.scaled_dot_product_attention(queries, *held, scale=scale, mask=mask, sinks=sinks)
+    if n == 1:
+        return _by_products(queries, *held, scale, mask, sinks)
+    if pads is not None:
+        return _by_rows(queries, *held, scale, sinks, pads)
+    return mx.fast.scaled_dot_product_attention(queries, *held, scale=scale, mask=mask, sinks=sinks)
+
+
+def _left_pads(cache: Any, n: int, window_size: int | None) -> tuple[int, ...] | None:
+    """Each row's left pads where those are all that a causal mask of n queries lacks, else None."""
+    if not isinstance(cache, BatchKVCache) or window_size is not None:
+        return None
+    pads = cache._pads
+    return pads if all(p < cache._columns() + n for p in pads) else None
+
+
+def _by_rows(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    sinks: mx.array | None,
+    pads: tuple[int, ...],
+) -> mx.array:
+    """Causal attention of each run of rows with the same left pads, without them."""
+    n, width = queries.shape[2], keys.shape[2]
+    parts = []
+    for start, stop in runs_of_equals(pads):
+        # Where queries are pads themselves, their own columns stay: no kernel takes more queries than keys.
+        first = min(pads[start], width - n)
+        mask: Mask = "causal"
+        if first < pads[start]:
+            columns = mx.arange(first, width)
+            mask = (columns >= pads[start]) & (columns <= mx.arange(width - n, width)[:, None])
+        parts.append(
+            mx.fast.scaled_dot_product_attention(
+                queries[start:stop],
+                keys[start:stop, :, first:, :],
+                values[start:stop, :, first:, :],
+                scale=scale,
+                mask=mask,
+                sinks=sinks,
+            )
+        )
+    return mx.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def _by_products(
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    scale: float,
+    mask: Mask,
+    sinks: mx.array | None,
+    quantization: tuple[int, int] | None = None,
+) -> mx.array:
+    """Two matrix products with a softmax between, heads in groups: softmax(scale * q k^T) v."""
+    rows, query_heads, n, size = queries.shape
+    heads = (keys if quantization is None else keys[0]).shape[1]
+    grouped = (queries * scale).reshape(rows, heads, query_heads // heads * n, size)
+    scores = _product(grouped, keys, True, quantization).reshape(rows, query_heads, n, -1)
+    if isinstance(mask, str):
+        width = scores.shape[3]
+        mask = mx.arange(width) <= mx.arange(width - n, width)[:, None]
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
+    if sinks is not None:
+        first = mx.broadcast_to(sinks.astype(scores.dtype)[None, :, None, None], (rows, query_heads, n, 1))
+        scores = mx.concatenate([first, scores], axis=-1)
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    if sinks is not None:
+        weights = weights[..., 1:]
+    out = _product(weights.reshape(rows, heads, query_heads // heads * n, -1), values, False, quantization)
+    return out.reshape(rows, query_heads, n, -1)
+
+
+def _product(x: mx.array, held: Any, transpose: bool, quantization: tuple[int, int] | None) -> mx.array:
+    """x (B, H, M, K) by keys (transposed) or values of the same heads."""
+    if quantization is None:
+        return x @ (held.swapaxes(-1, -2) if transpose else held)
+    group_size, bits = quantization
+    return mx.quantized_matmul(x, *held, transpose=transpose, group_size=group_size, bits=bits)
