@@ -51,7 +51,8 @@ def softmax_over_what_is_seen(cache: Any, new: Any, sinks: mx.array | None, wind
     mask = cache.make_mask(n, window_size=window, return_array=True)
     held = cache.update_and_fetch(keys, values)
     if isinstance(cache, QuantizedKVCache):
-        held = tuple(mx.dequantize(*parts, group_size=cache.group_size, bits=cache.bits) for parts in held)
+        dequantize: Any = mx.dequantize
+        held = tuple(dequantize(*parts, group_size=cache.group_size, bits=cache.bits) for parts in held)
     keys, values = (mx.repeat(each, QUERY_HEADS // HEADS, axis=1) for each in held)
     scores = mx.where(mask, SCALE * queries @ keys.swapaxes(-1, -2), -mx.inf)
     weights = mx.exp(scores)
@@ -63,8 +64,8 @@ def softmax_over_what_is_seen(cache: Any, new: Any, sinks: mx.array | None, wind
 
 def tokens(cache: Any, n: int) -> Any:
     """Which of the next n columns are tokens, (B, n)."""
-    offset = getattr(cache, "offset", 0)
-    starts = offset.tolist() if isinstance(offset, mx.array) else [offset] * rows_of(cache)
+    offset: Any = cache.offset
+    starts: Any = offset.tolist() if isinstance(offset, mx.array) else [offset] * rows_of(cache)
     return [[start + i >= 0 for i in range(n)] for start in starts]
 
 
@@ -108,7 +109,8 @@ def test_by_products(name: str, sinks: mx.array | None, n: int) -> None:
     new = drawn(cache, n)
     expected, real = softmax_over_what_is_seen(cache, new, sinks, None), tokens(cache, n)
     mask = cache.make_mask(n)
-    assert close(_by_products(new[0], *cache.update_and_fetch(*new[1:]), SCALE, mask, sinks), expected, real)
+    keys, values = cache.update_and_fetch(*new[1:])
+    assert close(_by_products(new[0], keys, values, SCALE, mask, sinks), expected, real)
 
 
 @pytest.mark.parametrize("sinks", [None, SINKS], ids=["", "sinks"])
@@ -121,7 +123,8 @@ def test_by_rows(n: int, fed: int, sinks: mx.array | None) -> None:
     new = drawn(cache, n)
     expected, real = softmax_over_what_is_seen(cache, new, sinks, None), tokens(cache, n)
     pads = cache._pads
-    assert close(_by_rows(new[0], *cache.update_and_fetch(*new[1:]), SCALE, sinks, pads), expected, real)
+    keys, values = cache.update_and_fetch(*new[1:])
+    assert close(_by_rows(new[0], keys, values, SCALE, sinks, pads), expected, real)
 
 
 @pytest.mark.parametrize("name", MAKES)

@@ -56,16 +56,15 @@ def attention(
     if isinstance(mask, str) and mask == MAKE:
         mask = cache.make_mask(n, window_size=window_size)
     pads = _left_pads(cache, n, window_size)
-    held: Any = cache.update_and_fetch(keys, values)
+    keys, values = cache.update_and_fetch(keys, values)
     if isinstance(cache, QuantizedKVCache):
-        return _by_products(queries, *held, scale, mask, sinks, (cache.group_size, cache.bits))
-    if not isinstance(mask, mx.array) or not mx.cuda.is_available() or mx.default_device() == mx.cpu:
-        return mx.fast.scaled_dot_product_attention(queries, *held, scale=scale, mask=mask, sinks=sinks)
-    if n == 1:
-        return _by_products(queries, *held, scale, mask, sinks)
-    if pads is not None:
-        return _by_rows(queries, *held, scale, sinks, pads)
-    return mx.fast.scaled_dot_product_attention(queries, *held, scale=scale, mask=mask, sinks=sinks)
+        return _by_products(queries, keys, values, scale, mask, sinks, (cache.group_size, cache.bits))
+    if isinstance(mask, mx.array) and mx.cuda.is_available() and mx.default_device() != mx.cpu:
+        if n == 1:
+            return _by_products(queries, keys, values, scale, mask, sinks)
+        if pads is not None:
+            return _by_rows(queries, keys, values, scale, sinks, pads)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
 
 def _left_pads(cache: Any, n: int, window_size: int | None) -> tuple[int, ...] | None:
@@ -139,6 +138,8 @@ def _by_products(
 def _product(x: mx.array, held: Any, transpose: bool, quantization: tuple[int, int] | None) -> mx.array:
     """x (B, H, M, K) by keys (transposed) or values of the same heads."""
     if quantization is None:
-        return x @ (held.swapaxes(-1, -2) if transpose else held)
+        other: mx.array = held.swapaxes(-1, -2) if transpose else held
+        return x @ other
     group_size, bits = quantization
-    return mx.quantized_matmul(x, *held, transpose=transpose, group_size=group_size, bits=bits)
+    words, scales, biases = held
+    return mx.quantized_matmul(x, words, scales, biases, transpose=transpose, group_size=group_size, bits=bits)

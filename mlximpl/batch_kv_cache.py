@@ -117,8 +117,8 @@ class BatchKVCache(BatchCache):
         if buffers is None or buffers[0].shape[2] - width > self.step:
             self._append_rows(other, _stored_columns(self), _stored_columns(other))
         else:
-            columns = (buffers if each is longer else _stored_columns(each) for each in (self, other))
-            self._append_rows(other, *columns, buffers[0].shape[2])
+            mine, theirs = (buffers if each is longer else _stored_columns(each) for each in (self, other))
+            self._append_rows(other, mine, theirs, buffers[0].shape[2])
         self._stored = width
 
     def extract(self, idx: int) -> KVCache:

@@ -196,11 +196,11 @@ class BatchRotatingKVCache(BatchCache):
         mine, theirs = self._ring, other._ring
         if mine.wrapped and theirs.wrapped and mine.head == theirs.head:
             after = mine
-            columns = [None if c.keys is None else c.keys_and_values() for c in (self, other)]
+            columns, others = (None if c.keys is None else c.keys_and_values() for c in (self, other))
         else:
             after = mine.in_order(max(mine.stored, theirs.stored))
-            columns = [_ordered(c, c._ring.stored, after.stored) for c in (self, other)]
-        self._append_rows(other, *columns)
+            columns, others = (_ordered(c, c._ring.stored, after.stored) for c in (self, other))
+        self._append_rows(other, columns, others)
         self._ring = after
 
     def extract(self, idx: int) -> RotatingKVCache:

@@ -75,14 +75,14 @@ def ragged(module: ModuleType, size: Size) -> Any:
 
 
 def wrapped(module: ModuleType, size: Size) -> Any:
-    """A batch of rings of rows of the same length, all of `columns` slots, which have wrapped."""
-    return fed(module.BatchRotatingKVCache(size.columns, [0] * size.batch), columns(size, size.columns), 2)
+    """A batch of rings of rows of the same length, all of `tokens` slots, which have wrapped."""
+    return fed(module.BatchRotatingKVCache(size.tokens, [0] * size.batch), columns(size, size.tokens), 2)
 
 
 def wrapped_ragged(module: ModuleType, size: Size) -> Any:
     """A batch of rings that have wrapped, whose shorter rows still have pads."""
     pads = pads_of(size.lengths())
-    return fed(module.BatchRotatingKVCache(size.columns, pads), columns(size, size.columns), 2)
+    return fed(module.BatchRotatingKVCache(size.tokens, pads), columns(size, size.tokens), 2)
 
 
 def one_row(module: ModuleType, size: Size) -> Any:

@@ -29,26 +29,24 @@ class Case:
     rounds: int = 100
 
 
-def decode(name: str, make: Make, ring: bool = False) -> Case:
-    """Some steps of one token."""
+def decode(name: str, make: Make, ring: bool = False, own: bool = False) -> Case:
+    """Some steps of one token; with `own`, mlximpl's through its `attention`."""
     return Case(
         name,
         lambda module, size: steps.attention(
-            module, size, make, 1, size.steps, size.layers, size.columns if ring else None
+            module, size, make, 1, size.steps, size.layers, size.tokens if ring else None, own
         ),
-        lambda size: floors.attention_over(
-            size.columns + (0 if ring else size.steps), size.steps, 1, size.layers, size
-        ),
+        lambda size: floors.attention_over(size.tokens, size.steps, 1, size.layers, size),
         "attention with no mask over contiguous columns, one of them written in place",
     )
 
 
-def prefill(name: str, make: Make) -> Case:
-    """One step of many tokens, behind what is held."""
+def prefill(name: str, make: Make, own: bool = False) -> Case:
+    """One step of many tokens, behind what is held; with `own`, mlximpl's through its `attention`."""
 
     def on(module: ModuleType, size: Size) -> Trial:
         few = size.for_prefill
-        return steps.attention(module, few, make, few.prefill, 1, few.layers, None)
+        return steps.attention(module, few, make, few.prefill, 1, few.layers, None, own)
 
     def floor(size: Size) -> Trial:
         few = size.for_prefill
@@ -61,7 +59,7 @@ def mask(name: str, make: Make, ring: bool = False) -> Case:
     """A decode's mask."""
     return Case(
         name,
-        lambda module, size: steps.mask_alone(module, size, make, size.columns if ring else None),
+        lambda module, size: steps.mask_alone(module, size, make, size.tokens if ring else None),
         lambda size: floors.copy_of(size.batch * (size.columns + 1), 1),
         "a copy of the mask's bytes",
     )
@@ -119,9 +117,11 @@ def prompt_bytes(size: Size) -> int:
 CASES = (
     decode("decode, equal lengths", build.equal),
     decode("decode, ragged", build.ragged),
+    decode("decode, ragged, attention()", build.ragged, own=True),
     decode("decode, wrapped ring", build.wrapped, ring=True),
     prefill("prefill of 512", build.equal),
     prefill("prefill of 512, padded", build.ragged),
+    prefill("prefill of 512, padded, attention()", build.ragged, own=True),
     Case(
         "merge",
         structure.merge,

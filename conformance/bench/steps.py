@@ -13,16 +13,28 @@ from conformance.bench.measure import Trial
 from conformance.bench.sizes import Size
 
 
-def attention(module: ModuleType, size: Size, make: Make, n: int, steps: int, layers: int, window: int | None) -> Trial:
+def attention(
+    module: ModuleType,
+    size: Size,
+    make: Make,
+    n: int,
+    steps: int,
+    layers: int,
+    window: int | None,
+    own: bool = False,
+) -> Trial:
     """Steps of n tokens through all layers: the first layer's mask for all, each layer's offset read before its update.
 
-    What a layer gives is the next one's queries.
+    What a layer gives is the next one's queries. With `own`, a module that has an `attention` answers with it.
     """
     new, asked = columns(size, n), queries(size, n)
     scale = size.head_size**-0.5
 
     def layer(cache: Any, out: mx.array, mask: Any, offsets: list[Any]) -> mx.array:
         offsets.append(cache.offset)
+        if own and hasattr(module, "attention"):
+            own_way: mx.array = module.attention(out, cache, new, new, scale=scale, mask=mask)
+            return own_way
         keys, values = cache.update_and_fetch(new, new)
         return mx.fast.scaled_dot_product_attention(out, keys, values, scale=scale, mask=mask)
 

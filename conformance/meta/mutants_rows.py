@@ -158,7 +158,7 @@ def extend_counts_columns(original: Any, self: Any, other: Any) -> None:
 @breaks(
     "merge.stack_rows", kinds="BatchKVCache BatchRotatingKVCache", wrong="shorter rows are padded behind their tokens"
 )
-def padded_behind(original: Any, blocks: Any, stop: int, width: int | None = None) -> mx.array:
+def padded_behind(original: Any, blocks: Any, stop: int, width: int | None = None) -> Any:
     filled = [mx.pad(b, [(0, 0), (0, 0), (0, max(0, stop - b.shape[2])), (0, 0)]) for b in blocks]
     return original(filled, stop, width)
 
