@@ -10,7 +10,7 @@ import pytest
 from conformance.adapters.surface import set_device
 from mlximpl import BatchKVCache, BatchRotatingKVCache, ConcatenateKVCache, KVCache, QuantizedKVCache, RotatingKVCache
 from mlximpl import attention as exported
-from mlximpl.attention import _by_products, _by_rows
+from mlximpl.attention import _by_products, _by_rows, _dequantized, _whole
 
 set_device()
 
@@ -110,7 +110,25 @@ def test_by_products(name: str, sinks: mx.array | None, n: int) -> None:
     expected, real = softmax_over_what_is_seen(cache, new, sinks, None), tokens(cache, n)
     mask = cache.make_mask(n)
     keys, values = cache.update_and_fetch(*new[1:])
-    assert close(_by_products(new[0], keys, values, SCALE, mask, sinks), expected, real)
+    assert close(_by_products(new[0], keys, values, mask, sinks, scale=SCALE), expected, real)
+
+
+@pytest.mark.parametrize("name", ["BatchKVCache", "KVCache", "BatchRotatingKVCache"])
+def test_whole_buffers_with_their_spare_columns_hidden(name: str) -> None:
+    cache = MAKES[name]()
+    cache.update_and_fetch(*drawn(cache, 7)[1:])
+    new = drawn(cache, 1)
+    expected, real = softmax_over_what_is_seen(cache, new, None, None), tokens(cache, 1)
+    mask = cache.make_mask(1, return_array=True)
+    fetched_keys, fetched_values = cache.update_and_fetch(*new[1:])
+    keys, values, shown = _whole(cache, fetched_keys, fetched_values, mask)
+    assert keys.shape[2] == shown.shape[-1] == (256 if "Rotating" not in name else fetched_keys.shape[2])
+    assert close(_by_products(new[0], keys, values, shown, None, scale=SCALE), expected, real)
+
+
+def test_quantized_parts_back_to_numbers() -> None:
+    x = mx.random.normal((1, 2, 3, 64))
+    assert mx.allclose(_dequantized(mx.quantize(x, group_size=32, bits=8), (32, 8)), x, atol=0.02)
 
 
 @pytest.mark.parametrize("sinks", [None, SINKS], ids=["", "sinks"])

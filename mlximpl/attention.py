@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from .batch_kv_cache import BatchKVCache
+from .kv_cache import KVCache
 from .masks import Mask
 from .padding import runs_of_equals
 from .quantized_kv_cache import QuantizedKVCache
@@ -56,12 +57,17 @@ def attention(
     if isinstance(mask, str) and mask == MAKE:
         mask = cache.make_mask(n, window_size=window_size)
     pads = _left_pads(cache, n, window_size)
+    on_cuda = mx.cuda.is_available() and mx.default_device() != mx.cpu
     keys, values = cache.update_and_fetch(keys, values)
     if isinstance(cache, QuantizedKVCache):
-        return _by_products(queries, keys, values, scale, mask, sinks, (cache.group_size, cache.bits))
-    if isinstance(mask, mx.array) and mx.cuda.is_available() and mx.default_device() != mx.cpu:
+        quantization = cache.group_size, cache.bits
+        if not on_cuda:
+            return _by_products(queries, keys, values, mask, sinks, scale=scale, quantization=quantization)
+        # MLX has no quantized product of a few rows there.
+        keys, values = _dequantized(keys, quantization), _dequantized(values, quantization)
+    if on_cuda and isinstance(mask, mx.array):
         if n == 1:
-            return _by_products(queries, keys, values, scale, mask, sinks)
+            return _by_products(queries, *_whole(cache, keys, values, mask), sinks, scale=scale)
         if pads is not None:
             return _by_rows(queries, keys, values, scale, sinks, pads)
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
@@ -73,6 +79,23 @@ def _left_pads(cache: Any, n: int, window_size: int | None) -> tuple[int, ...] |
         return None
     pads = cache._pads
     return pads if all(p < cache._columns() + n for p in pads) else None
+
+
+def _whole(cache: Any, keys: mx.array, values: mx.array, mask: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    """The buffers with their spare columns, which the mask then hides: a product of slices would copy them first."""
+    if not isinstance(cache, (KVCache, BatchKVCache)) or cache.keys is None or cache.values is None:
+        return keys, values, mask
+    spare = cache.keys.shape[2] - keys.shape[2]
+    if not 0 < spare <= cache.step:
+        return keys, values, mask
+    hidden = mx.zeros((*mask.shape[:-1], spare), mx.bool_)
+    return cache.keys, cache.values, mx.concatenate([mask, hidden], axis=-1)
+
+
+def _dequantized(parts: Any, quantization: tuple[int, int]) -> mx.array:
+    words, scales, biases = parts
+    group_size, bits = quantization
+    return mx.dequantize(words, scales, biases, group_size=group_size, bits=bits)
 
 
 def _by_rows(
@@ -110,9 +133,10 @@ def _by_products(
     queries: mx.array,
     keys: Any,
     values: Any,
-    scale: float,
     mask: Mask,
     sinks: mx.array | None,
+    *,
+    scale: float,
     quantization: tuple[int, int] | None = None,
 ) -> mx.array:
     """Two matrix products with a softmax between, heads in groups: softmax(scale * q k^T) v."""

@@ -11,7 +11,7 @@ from .extend import no_columns
 from .extract import extract_row
 from .kv_cache import KVCache
 from .masks import Mask, batch_mask
-from .merge import merge_rows
+from .merge import stack_rows
 from .row_numbers import Ints
 from .saved_columns import hide_pads
 from .states import (
@@ -152,8 +152,8 @@ class BatchKVCache(BatchCache):
         width = max(c.offset for c in caches)
         batch = cls([width - c.offset for c in caches])
         if heads is not None:
-            merged = merge_rows([_stored_columns(c) or no_columns(1, heads) for c in caches])
-            batch.keys, batch.values = merged.keys, merged.values
+            keys, values = zip(*(_stored_columns(c) or no_columns(1, heads) for c in caches), strict=True)
+            batch.keys, batch.values = stack_rows(keys, width), stack_rows(values, width)
             batch._stored = width
             batch._offsets = tuple(c.offset for c in caches)
         return batch

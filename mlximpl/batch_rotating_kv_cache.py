@@ -11,7 +11,7 @@ from .checks import check_mask, check_ring, check_rows, check_solo, check_update
 from .extend import no_columns
 from .extract import extract_row
 from .masks import Mask, batch_mask, sinks_mask
-from .merge import merge_rows, pad_front
+from .merge import pad_front, stack_rows
 from .ring_update import ring_update, ring_write
 from .rotating_kv_cache import RotatingKVCache
 from .row_numbers import Ints
@@ -250,8 +250,8 @@ class BatchRotatingKVCache(BatchCache):
         width = max(width, kept[0]) if width else 0
         batch = cls(sizes[0], [width - min(c._ring.stored - c._pads, c.size()) for c in caches], kept[0])
         if heads is not None:
-            merged = merge_rows([_ordered(c, c.size(), width) or no_columns(1, heads) for c in caches], width)
-            batch.keys, batch.values = merged.keys, merged.values
+            keys, values = zip(*(_ordered(c, c.size(), width) or no_columns(1, heads) for c in caches), strict=True)
+            batch.keys, batch.values = stack_rows(keys, width), stack_rows(values, width)
             batch._ring = batch._ring.in_order(width)
             batch._offsets = tuple(c.offset for c in caches)
         return batch
