@@ -8,7 +8,17 @@ import mlx.core as mx
 import pytest
 
 from conformance.adapters.surface import set_device
-from mlximpl import BatchKVCache, BatchRotatingKVCache, ConcatenateKVCache, KVCache, QuantizedKVCache, RotatingKVCache
+from mlximpl import (
+    ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
 from mlximpl import attention as exported
 from mlximpl.attention import _by_products, _by_rows, _dequantized, _whole
 
@@ -146,10 +156,29 @@ def test_by_rows(n: int, fed: int, sinks: mx.array | None) -> None:
 
 
 @pytest.mark.parametrize("name", MAKES)
-def test_what_an_update_refuses_leaves_the_cache_as_it_was(name: str) -> None:
+def test_what_does_not_fit_leaves_the_cache_as_it_was(name: str) -> None:
     cache = MAKES[name]()
     queries, keys, values = drawn(cache, 2)
     exported(queries, cache, keys, values, scale=SCALE)
-    with pytest.raises(ValueError, match=r"heads|keys"):
-        exported(queries, cache, keys[:, :1], values, scale=SCALE)
-    assert cache.size() == 2 + getattr(cache, "keep", 0) * isinstance(cache, BatchRotatingKVCache)
+    size = cache.size()
+    for asked, fed, options, words in (
+        (queries[:, :5], keys, {}, r"queries .* do not go with keys"),
+        (queries[:1], keys, {}, r"queries .* do not go with keys"),
+        (queries[..., :1, :], keys, {}, r"queries .* do not go with keys"),
+        (queries[0], keys, {}, r"must be \(B, heads, N, D\)"),
+        (queries, keys[:, :1], {}, r"heads|keys"),
+        (queries, keys, {"sinks": SINKS[:3]}, r"sinks \(3,\) for 6 query heads"),
+        (queries, keys, {"mask": "causl"}, r"mask 'causl'"),
+        (queries, keys, {"mask": mx.zeros((2, 4))}, r"a mask of .*float32"),
+        (queries, keys, {"window_size": 0}, r"window_size"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            exported(asked, cache, fed, values, scale=SCALE, **options)
+        assert cache.size() == size
+
+
+@pytest.mark.parametrize("cache", [ChunkedKVCache(4), ArraysCache(1), CacheList(KVCache())])
+def test_kinds_that_it_does_not_serve(cache: Any) -> None:
+    x = mx.zeros((1, 2, 1, 8))
+    with pytest.raises(ValueError, match=f"attention over a {type(cache).__name__}"):
+        exported(x, cache, x, x, scale=1.0)

@@ -27,7 +27,7 @@ cache_prompt, chat, gemma3_text, generate, mamba, server = (
     for name in ("cache_prompt", "chat", "models.gemma3_text", "generate", "models.mamba", "server")
 )
 OWN = dict(vars(theirs))
-FUNCTIONS = ["make_prompt_cache", "save_prompt_cache", "load_prompt_cache", "LRUPromptCache"]
+FUNCTIONS = ["make_prompt_cache", "save_prompt_cache", "load_prompt_cache", "trim_prompt_cache", "LRUPromptCache"]
 PROMPT = [5, 9, 1, 7, 7, 3, 2, 8, 30, 4, 6, 1, 9, 22, 3, 17, 25, 12, 40, 2]
 
 
@@ -78,7 +78,7 @@ def test_every_name_of_a_cache_is_ours_and_nothing_else_changes() -> None:
         assert generate.load_prompt_cache is mlximpl.load_prompt_cache
         assert cache_prompt.save_prompt_cache is theirs.save_prompt_cache
         assert server.LRUPromptCache is theirs.LRUPromptCache
-        assert generate.trim_prompt_cache is OWN["trim_prompt_cache"]
+        assert generate.trim_prompt_cache is theirs.trim_prompt_cache
         assert generate.can_trim_prompt_cache is OWN["can_trim_prompt_cache"]
     assert changed(before, names()) == set()
     assert type(theirs) is ModuleType
@@ -106,11 +106,9 @@ def test_a_name_that_held_ours_before_keeps_it(monkeypatch: pytest.MonkeyPatch) 
 
 def test_twice_is_once() -> None:
     before = names()
-    with mlximpl.install() as first:
-        assert first.changed
+    with mlximpl.install():
         inside = names()
-        with mlximpl.install() as second:
-            assert not second.changed
+        with mlximpl.install():
             assert changed(inside, names()) == set()
         assert changed(inside, names()) == set()
     assert changed(before, names()) == set()
@@ -228,6 +226,43 @@ def test_caches_made_before_go_on(name: str) -> None:
         after = mlximpl.make_prompt_cache(model)
         model(mx.array([PROMPT[:7]]), cache=after)
         assert greedy(model, PROMPT[7:], prompt_cache=after) == expected
+
+
+def test_whoever_ends_last_undoes_it() -> None:
+    before = names()
+    first, second = mlximpl.install(), mlximpl.install()
+    first.__exit__(None, None, None)
+    assert theirs.KVCache is mlximpl.KVCache
+    second.__exit__(None, None, None)
+    assert changed(before, names()) == set()
+    old = mlximpl.install()
+    mlximpl.uninstall()
+    mlximpl.install()
+    old.__exit__(None, None, None)
+    assert theirs.KVCache is mlximpl.KVCache
+    mlximpl.uninstall()
+    assert changed(before, names()) == set()
+
+
+def test_layers_are_trimmed_all_or_none() -> None:
+    layers: list[Any] = [mlximpl.KVCache(), mlximpl.RotatingKVCache(4)]
+    for n in (1, 1, 1, 1, 1, 3):
+        for layer in layers:
+            layer.update_and_fetch(mx.zeros((1, 1, n, 4)), mx.zeros((1, 1, n, 4)))
+    with mlximpl.install():
+        assert theirs.trim_prompt_cache(layers, 5) == 0
+        assert [layer.offset for layer in layers] == [8, 8]
+        assert theirs.trim_prompt_cache(layers, 3) == 3
+        assert [layer.offset for layer in layers] == [5, 5]
+
+
+def test_a_kind_of_the_models_own_stays() -> None:
+    own = type("LayerCache", (), {"__module__": "mlx_lm.models.some_model"})()
+    model = type("Model", (), {"make_cache": lambda self: [own, OWN["KVCache"]()]})()
+    made = mlximpl.make_prompt_cache(model)
+    assert made[0] is own and type(made[1]) is mlximpl.KVCache
+    with pytest.raises(ValueError, match="cache 0 of the model is a LayerCache, which is not available here"):
+        mlximpl.make_prompt_cache(model, 8)
 
 
 def test_mamba_is_refused_where_it_would_leave_its_state_unwritten() -> None:

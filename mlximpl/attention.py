@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from .batch_kv_cache import BatchKVCache
+from .cache import Cache
 from .kv_cache import KVCache
 from .masks import Mask
 from .padding import runs_of_equals
@@ -43,7 +44,7 @@ def attention(
         values: (B, H, N, Dv).
         scale: what scores are multiplied by.
         mask: what `cache.make_mask(N, window_size=window_size)` gave for this step, on this cache or on another layer's
-            that stands alike; made here if it is not given.
+            that stands alike, and no other mask; made here if it is not given.
         window_size: how many newest tokens a query may see, itself included; None for all that the cache shows.
         sinks: (Hq,), scores of a key without a value that every query sees, as gpt_oss has them.
 
@@ -51,8 +52,10 @@ def attention(
         (B, Hq, N, Dv).
 
     Raises:
-        ValueError: what `make_mask` and `update_and_fetch` refuse. The cache is as it was then.
+        ValueError: queries, sinks or a mask that do not fit; a cache of another kind; what `make_mask` and
+            `update_and_fetch` refuse. The cache is as it was then.
     """
+    _check(queries, cache, keys, mask, sinks)
     n = queries.shape[2]
     if isinstance(mask, str) and mask == MAKE:
         mask = cache.make_mask(n, window_size=window_size)
@@ -71,6 +74,23 @@ def attention(
         if pads is not None:
             return _by_rows(queries, keys, values, scale, sinks, pads)
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+
+
+def _check(queries: mx.array, cache: Any, keys: mx.array, mask: Mask, sinks: mx.array | None) -> None:
+    """Refuse before the update what could only fail after it."""
+    if not isinstance(cache, (Cache, QuantizedKVCache)) or not hasattr(cache, "make_mask"):
+        raise ValueError(f"attention over a {type(cache).__name__}, which makes no mask of keys and values")
+    if queries.ndim != 4 or keys.ndim != 4:
+        raise ValueError(f"queries {queries.shape} and keys {keys.shape} must be (B, heads, N, D)")
+    rows, heads, n, size = queries.shape
+    if (rows, n, size) != (keys.shape[0], keys.shape[2], keys.shape[3]) or heads % max(1, keys.shape[1]):
+        raise ValueError(f"queries {queries.shape} do not go with keys {keys.shape}")
+    if sinks is not None and sinks.shape != (heads,):
+        raise ValueError(f"sinks {sinks.shape} for {heads} query heads")
+    if isinstance(mask, mx.array) and mask.dtype != mx.bool_:
+        raise ValueError(f"a mask of {mask.dtype}, but make_mask gives booleans")
+    if isinstance(mask, str) and mask not in (MAKE, "causal"):
+        raise ValueError(f'mask {mask!r}, but it is "causal" or an array')
 
 
 def _left_pads(cache: Any, n: int, window_size: int | None) -> tuple[int, ...] | None:

@@ -17,30 +17,27 @@ from .arrays_cache import ArraysCache
 from .cache import AnyCache
 from .kinds import KINDS
 from .load_prompt_file import load_prompt_cache
-from .prompt_cache import MAMBA, make_prompt_cache
+from .prompt_cache import MAMBA, make_prompt_cache, trim_prompt_cache
 from .prompt_lru import exact_lru
 from .save_prompt_file import save_prompt_cache
 from .upstream import mlx_lm_cache, own_names
 
 _lock = Lock()
 _in_force: list["_Names"] = []  # one at most
+_wanted: list["Installation"] = []  # by whom
 
 
 class Installation(AbstractContextManager["Installation"]):
-    """What `install` returns: the end of a `with` undoes it, unless it was in force before.
-
-    Attributes:
-        changed: whether this call put it in force.
-    """
-
-    def __init__(self, changed: bool) -> None:
-        self.changed = changed
+    """What `install` returns: the end of a `with` undoes this call, and the switch with the last that holds it."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.changed:
-            uninstall()
+        with _lock:
+            if self in _wanted:
+                _wanted.remove(self)
+                if not _wanted:
+                    _take_back()
 
 
 def install() -> Installation:
@@ -52,29 +49,35 @@ def install() -> Installation:
     before keeps what it has.
 
     The nine cache classes are replaced, `make_prompt_cache` (which honours or refuses max_kv_size),
-    `save_prompt_cache`, `load_prompt_cache`, and the server's `LRUPromptCache`.
+    `save_prompt_cache`, `load_prompt_cache`, `trim_prompt_cache` (which trims every layer, or none and returns 0), and
+    the server's `LRUPromptCache`.
 
     Raises:
         ImportError: there is no mlx-lm.
         MlxLmVersionError: it is of a version that mlximpl was not tested with. Nothing has been changed then.
     """
     with _lock:
-        if _in_force:
-            return Installation(changed=False)
-        names = _Names(mlx_lm_cache())
-        names.put()
-        _in_force.append(names)
-        return Installation(changed=True)
+        if not _in_force:
+            names = _Names(mlx_lm_cache())
+            names.put()
+            _in_force.append(names)
+        _wanted.append(Installation())
+        return _wanted[-1]
 
 
 def uninstall() -> None:
-    """Give mlx-lm its own caches back; nothing happens where `install` is not in force.
+    """Give mlx-lm its own caches back, however often `install` was called; nothing happens where it is not in force.
 
     Caches made in between stay mlximpl's.
     """
     with _lock:
-        while _in_force:
-            _in_force.pop().take_back()
+        _wanted.clear()
+        _take_back()
+
+
+def _take_back() -> None:
+    while _in_force:
+        _in_force.pop().take_back()
 
 
 class _Names:
@@ -141,6 +144,7 @@ def _replacements(own: Mapping[str, Any]) -> dict[str, Any]:
         "save_prompt_cache": _saver(own["save_prompt_cache"]),
         "load_prompt_cache": load_prompt_cache,
         "LRUPromptCache": exact_lru(own),
+        "trim_prompt_cache": _all_or_nothing,
     }
 
 
@@ -158,6 +162,14 @@ def _either(ours: type, theirs: type) -> type:
             return getattr(ours, name)
 
     return Either(ours.__name__, (), {"__doc__": ours.__doc__})
+
+
+def _all_or_nothing(cache: Any, num_tokens: int) -> int:
+    """`mlximpl.trim_prompt_cache`, but 0 where a layer cannot drop as many, as mlx-lm's callers expect."""
+    try:
+        return trim_prompt_cache(cache, num_tokens)
+    except ValueError:
+        return 0
 
 
 def _saver(theirs: Any) -> Any:

@@ -20,6 +20,9 @@ from .rotating_kv_cache import RotatingKVCache
 
 SINKS = 4
 
+KEEPS_ALL = ("BatchKVCache", "ConcatenateKVCache", "QuantizedKVCache")
+
+MODELS = "mlx_lm.models."
 MAMBA = "mlx_lm.models.mamba"
 """The module of mlx-lm whose model keeps its state in caches of one class alone."""
 
@@ -28,7 +31,8 @@ def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
     """The caches of a model.
 
     A model with `make_cache` says which; each cache that it makes is replaced by ours of that kind, in a CacheList
-    too. Other models get a KVCache for each of `model.layers`.
+    too. A kind that a model of mlx-lm's defines for itself stays. Other models get a KVCache for each of
+    `model.layers`.
 
     Args:
         model: an mlx-lm model.
@@ -62,7 +66,7 @@ def _growing(max_kv_size: int | None) -> KVCache | RotatingKVCache:
     return KVCache() if max_kv_size is None else RotatingKVCache(max_kv_size, keep=SINKS)
 
 
-def _twin(name: str, cache: Any, max_kv_size: int | None) -> AnyCache:
+def _twin(name: str, cache: Any, max_kv_size: int | None) -> Any:
     """Our cache of the same kind and settings; `name` says where the model has it."""
     kind = type(cache).__name__
     if kind == "KVCache":
@@ -80,7 +84,9 @@ def _twin(name: str, cache: Any, max_kv_size: int | None) -> AnyCache:
     if kind == "BatchRotatingKVCache":
         _check_bound(name, f"a ring of {cache.max_size}", cache.max_size, max_kv_size)
         return BatchRotatingKVCache(cache.max_size, cache.left_padding)
-    if kind not in ("BatchKVCache", "ConcatenateKVCache", "QuantizedKVCache"):
+    if kind not in KEEPS_ALL and max_kv_size is None and type(cache).__module__.startswith(MODELS):
+        return cache  # a kind of the model's own, which only its code knows
+    if kind not in KEEPS_ALL:
         raise ValueError(f"cache {name} of the model is a {kind}, which is not available here")
     if max_kv_size is not None:
         raise ValueError(
