@@ -68,7 +68,7 @@ class BatchKVCache(BatchCache):
         new_values = append_columns(self.values, values, self._stored, self.step)
         self.keys, self.values = new_keys, new_values
         self._stored += n
-        self._offsets = tuple(o + n for o in self._offsets)
+        self._offsets = tuple([o + n for o in self._offsets])
         self._pending = pending
         return self.keys_and_values()
 

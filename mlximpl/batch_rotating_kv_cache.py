@@ -112,7 +112,7 @@ class BatchRotatingKVCache(BatchCache):
         self.keys, self.values = new_keys, new_values
         self._ring = write.after
         self._pads = tuple(max(0, p - write.evicted) for p in pads)
-        self._offsets = tuple(o + n for o in offsets)
+        self._offsets = tuple([o + n for o in offsets])
         self._pending = pending
         return self.keys_and_values()
 

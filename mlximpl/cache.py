@@ -122,7 +122,7 @@ class Cache(AnyCache):
         keys, values = buffers
         if stored == keys.shape[2]:
             return keys[...], values[...]
-        return keys[..., :stored, :], values[..., :stored, :]
+        return keys[:, :, :stored], values[:, :, :stored]
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """The last fetch again, without writing: keys (B, H, T, D) and values (B, H, T, Dv).

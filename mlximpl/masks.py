@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .checks import check_mask, row_numbers, whole
+from .row_numbers import int_array
 from .temporal_order import slot_columns
 
 Mask = mx.array | str | None
@@ -81,9 +82,9 @@ def batch_mask(
         window = None
     if not (padded or window or return_array):
         return None if n == 1 else "causal"
-    if slot is not None:
-        return ring_mask(pads, width, slot, window)
-    return decode_mask(pads, n, width, window)
+    first = int_array("first columns", tuple(pads))[:, None, None, None]
+    seen = _seen(n, width, first=first, window=window, slot=slot)
+    return mx.broadcast_to(seen, (len(pads), 1, n, width))
 
 
 def sinks_mask(

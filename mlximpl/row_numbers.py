@@ -4,6 +4,17 @@ import mlx.core as mx
 
 Ints = tuple[int, ...]
 
+_latest: dict[str, tuple[Ints, mx.array]] = {}
+"""The array made last under each name: the layers of a step ask for the same numbers one after the other."""
+
+
+def int_array(name: str, numbers: Ints) -> mx.array:
+    """An int32 array (B,), the same object for the same numbers under a name again: not to be handed out."""
+    made = _latest.get(name)
+    if made is None or made[0] != numbers:
+        made = _latest[name] = numbers, mx.array(numbers, dtype=mx.int32)
+    return made[1]
+
 
 class RowNumbers:
     """Makes an array of a row's numbers when it is asked for, once for the same numbers."""
@@ -14,6 +25,5 @@ class RowNumbers:
         """An int32 array (B,), made once for the same numbers, handed out as a new object each time."""
         made = self._arrays.get(name)
         if made is None or made[0] != numbers:
-            made = numbers, mx.array(numbers, dtype=mx.int32)
-            self._arrays[name] = made
+            made = self._arrays[name] = numbers, int_array(name, numbers)
         return made[1][...]
