@@ -144,7 +144,7 @@ def announce(
 def shift_rows(array: mx.array, shifts: Sequence[int], keep: int, width: int) -> mx.array:
     """Move each row's columns `keep` to `width` to the right by shifts[b], over the last ones, which are right pads.
 
-    What is left at the front are pads, whatever stands there. Rows that do not move are copied in one piece.
+    Zeros are left at the front, and behind `width`. Neighbours that move alike are copied in one piece.
 
     Args:
         array: (B, H, S, D).
@@ -153,11 +153,13 @@ def shift_rows(array: mx.array, shifts: Sequence[int], keep: int, width: int) ->
     Returns:
         An array of the same shape.
     """
-    shifted = array[...]
+    shifted = mx.zeros(array.shape, array.dtype)
+    if keep:
+        shifted[:, :, :keep] = array[:, :, :keep]
     for start, stop in runs_of_equals(shifts):
         first, last = keep + shifts[start], width - shifts[start]
-        if keep < last < width:
-            shifted[start:stop, :, first:width, :] = array[start:stop, :, keep:last, :]
+        if keep < last:
+            shifted[start:stop, :, first:width] = array[start:stop, :, keep:last]
     return shifted
 
 
@@ -196,7 +198,9 @@ def roll_rows(array: mx.array, shifts: Sequence[int], width: int | None = None) 
     if not any(shifts):
         return array[...]
     rolled = shift_rows(array, shifts, 0, width)
+    if width < array.shape[2]:
+        rolled[:, :, width:] = array[:, :, width:]
     for start, stop in runs_of_equals(shifts):
         if shifts[start]:
-            rolled[start:stop, :, : shifts[start], :] = array[start:stop, :, width - shifts[start] : width, :]
+            rolled[start:stop, :, : shifts[start]] = array[start:stop, :, width - shifts[start] : width]
     return rolled
