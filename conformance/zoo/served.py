@@ -44,7 +44,8 @@ class Server:
         self.rows: list[Row] = []
         self._uids: list[int] = []
         self._left: dict[int, tuple[list[Any], list[int]]] = {}
-        """By sequence that has left: its caches, and the tokens that they have been fed."""
+        """By sequence that has left and not returned: its caches, and the tokens that they have been fed."""
+        self._gone: set[int] = set()
         self._generator = BatchGenerator(
             model,
             prefill_step_size=schedule.prefill_step_size,
@@ -70,8 +71,10 @@ class Server:
             case Remove():
                 self._generator.remove([self._uids[i] for i in action.sequences])
                 for i in action.sequences:
+                    self._gone.add(i)
                     self.rows[i].removed = True
-            case TakeOut() if action.sequence not in self._left:
+            case TakeOut() if action.sequence not in self._gone:
+                self._gone.add(action.sequence)
                 uid = self._uids[action.sequence]
                 caches, fed = self._generator.remove([uid], return_prompt_caches=True)[uid]
                 self._left[action.sequence] = caches, list(fed)
@@ -103,6 +106,7 @@ class Server:
             row.tokens.append(response.token)
             row.logprobs.append(response.logprobs)
             if response.finish_reason is not None:
+                self._gone.add(number)
                 self._left[number] = response.prompt_cache, row.context + row.tokens
         return bool(fed or generated)
 
