@@ -252,6 +252,8 @@ def test_layers_are_trimmed_all_or_none() -> None:
     with mlximpl.install():
         assert theirs.trim_prompt_cache(layers, 5) == 0
         assert [layer.offset for layer in layers] == [8, 8]
+        with pytest.raises(ValueError, match="-1"):
+            theirs.trim_prompt_cache(layers, -1)
         assert theirs.trim_prompt_cache(layers, 3) == 3
         assert [layer.offset for layer in layers] == [5, 5]
 

@@ -2,7 +2,6 @@
 
 import copy
 import importlib
-import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from mlx.utils import tree_map
 
 import mlximpl
 from conformance.adapters.surface import set_device
+from conformance.zoo.models import make_model
 from mlximpl import (
     ArraysCache,
     BatchKVCache,
@@ -1508,101 +1508,15 @@ def test_recurrent_rows_as_mlx_lm_moves_them() -> None:
         assert equal(a, b) or (i in masks and a is None and b.all().item())
 
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "vocab_size": 50,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "norm_eps": 1e-5,
-    "layer_norm_epsilon": 1e-5,
-    "rope_theta": 1e4,
-    "max_position_embeddings": 1000,
-}
-LINEAR = {"full_attn_layers": [2, 4], "kda_layers": [1, 3], "num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4}
 MODELS: dict[str, dict[str, Any]] = {
-    "mamba2": {
-        "num_heads": 4,
-        "head_dim": 8,
-        "state_size": 8,
-        "conv_kernel": 4,
-        "n_groups": 1,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "tie_word_embeddings": True,
-        "time_step_limit": (0.001, 100.0),
-        "time_step_rank": "auto",
-    },
-    "lfm2": {
-        "conv_bias": False,
-        "conv_L_cache": 3,
-        "block_dim": 32,
-        "block_multiple_of": 8,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": False,
-        "block_ff_dim": 48,
-        "full_attn_idxs": [1, 3],
-    },
-    "qwen3_next": {
-        "head_dim": 8,
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "linear_conv_kernel_dim": 4,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "decoder_sparse_step": 1,
-        "shared_expert_intermediate_size": 16,
-        "mlp_only_layers": [],
-        "moe_intermediate_size": 16,
-        "partial_rotary_factor": 0.5,
-        "full_attention_interval": 2,
-    },
-    "kimi_linear": {
-        "head_dim": 8,
-        "linear_attn_config": LINEAR,
-        "model_max_length": 1000,
-        "num_experts": 4,
-        "moe_intermediate_size": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 8,
-        "num_experts_per_token": 2,
-        "num_shared_experts": 1,
-    },
-    "falcon_h1": {"head_dim": 8, "mamba_d_head": 8, "mamba_d_ssm": 32, "mamba_d_state": 8, "mamba_n_heads": 4},
-    "llama4": {
-        "head_dim": 8,
-        "attention_bias": False,
-        "attention_chunk_size": 4,
-        "interleave_moe_layer_step": 1,
-        "intermediate_size_mlp": 48,
-        "num_experts_per_tok": 1,
-        "num_local_experts": 2,
-        "rope_scaling": None,
-        "use_qk_norm": True,
-    },
+    "mamba2": {},
+    "lfm2": {},
+    "qwen3_next": {},
+    "kimi_linear": {},
+    "falcon_h1": {},
+    "llama4": {"attention_chunk_size": 4},
 }
-
-
-def tiny(name: str) -> Any:
-    """One of mlx-lm's models with random weights."""
-    module = pytest.importorskip(f"mlx_lm.models.{name}")
-    given = {"model_type": name, **SIZES, **MODELS[name]}
-    if name == "llama4":
-        args = module.ModelArgs(text_config=given, model_type=name)
-    else:
-        known = inspect.signature(module.ModelArgs).parameters
-        args = module.ModelArgs(**{key: value for key, value in given.items() if key in known})
-    mx.random.seed(3)
-    model = module.Model(args)
-    model.update(tree_map(lambda p: p + 0.3 * mx.random.normal(p.shape), model.parameters()))
-    mx.eval(model.parameters())
-    return model
+"""Of the zoo: by name, what is asked beside its sizes."""
 
 
 @pytest.fixture
@@ -1628,7 +1542,8 @@ def run(model: Any, caches: list[Any], tokens: mx.array, *ns: int) -> mx.array:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("chunks", [(9,), (4, 5), (1, 4, 4)])
 def test_a_row_in_a_ragged_batch_of_a_real_model_answers_as_alone(name: str, chunks: tuple[int, ...]) -> None:
-    model = tiny(name)
+    pytest.importorskip("mlx_lm")
+    model = make_model(name, **MODELS[name])
     tokens = mx.random.randint(0, 50, (3, 14))
     lengths = [9, 4, 7]
     alone = [run(model, model.make_cache(), tokens[r : r + 1], n, 1, 1, 1) for r, n in enumerate(lengths)]
@@ -1661,11 +1576,7 @@ def test_a_row_in_a_ragged_batch_of_a_real_model_answers_as_alone(name: str, chu
 @pytest.mark.parametrize("bits", [3, 4, 6, 8])
 def test_generating_with_a_quantized_cache(bits: int) -> None:
     generate = pytest.importorskip("mlx_lm.generate")
-    llama = importlib.import_module("mlx_lm.models.llama")
-    sizes = {key: SIZES[key] for key in ("vocab_size", "intermediate_size", "num_attention_heads", "rms_norm_eps")}
-    mx.random.seed(1)
-    model = llama.Model(llama.ModelArgs(model_type="llama", hidden_size=128, num_hidden_layers=2, **sizes))
-    mx.eval(model.parameters())
+    model = make_model("llama", hidden_size=128, num_hidden_layers=2, num_key_value_heads=4, head_dim=32)
 
     def answer(caches: list[Any]) -> list[Any]:
         prompt = mx.array([1, 2, 3, 4, 5])

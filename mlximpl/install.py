@@ -15,9 +15,10 @@ from typing import Any
 
 from .arrays_cache import ArraysCache
 from .cache import AnyCache
+from .checks import check_trim
 from .kinds import KINDS
 from .load_prompt_file import load_prompt_cache
-from .prompt_cache import MAMBA, make_prompt_cache, trim_prompt_cache
+from .prompt_cache import MAMBA, _can_trim, make_prompt_cache, trim_prompt_cache
 from .prompt_lru import exact_lru
 from .save_prompt_file import save_prompt_cache
 from .upstream import mlx_lm_cache, own_names
@@ -166,10 +167,8 @@ def _either(ours: type, theirs: type) -> type:
 
 def _all_or_nothing(cache: Any, num_tokens: int) -> int:
     """`mlximpl.trim_prompt_cache`, but 0 where a layer cannot drop as many, as mlx-lm's callers expect."""
-    try:
-        return trim_prompt_cache(cache, num_tokens)
-    except ValueError:
-        return 0
+    num_tokens = check_trim(num_tokens)
+    return trim_prompt_cache(cache, num_tokens) if all(_can_trim(layer, num_tokens) for layer in cache) else 0
 
 
 def _saver(theirs: Any) -> Any:

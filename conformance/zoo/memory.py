@@ -80,7 +80,8 @@ def measure(caches: Caches, name: str, longest: int) -> Bytes:
     readings: dict[int, Reading] = {}
     peak = 0
     while left:
-        peak = max(peak, mx.get_peak_memory() - weights) if left in readings else mx.get_peak_memory() - weights
+        now = mx.get_peak_memory() - weights
+        peak = max(peak, now) if left in readings else now
         readings[left] = Reading(left, generator.prompt_cache_nbytes, mx.get_active_memory() - weights, peak)
         mx.reset_peak_memory()
         left = _rows_left(generator)
