@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +71,28 @@ def watched(see: Callable[[str], None]) -> Iterator[None]:
         sys.setprofile(None)
 
 
+def saving(saver: str) -> Callable[[str, list[Any], int], None]:
+    """A function that saves the first of two caches durably, where the saver can, and the second not."""
+    save = named(saver).save_prompt_cache
+    can = "durable" in signature(save).parameters
+
+    def turns(file: str, cache: list[Any], turn: int) -> None:
+        save(file, cache, **({"durable": True} if can and turn % 2 == 0 else {}))
+
+    return turns
+
+
 def rehearsal(saver: str, directory: Path) -> tuple[list[list[str]], float]:
     """What the saves of both caches do to files, by cache, and how many seconds the two take."""
     seen: list[list[str]] = []
-    save = named(saver).save_prompt_cache
-    caches = two_caches()
+    save = saving(saver)
+    caches, file = two_caches(), str(directory / "rehearsal.safetensors")
+    save(file, caches[1], 1)  # there is a file to be replaced, as later
     began = time.monotonic()
-    for each in caches:
+    for turn, each in enumerate(caches):
         seen.append([])
         with watched(seen[-1].append):
-            save(str(directory / "rehearsal.safetensors"), each)
+            save(file, each, turn)
     return seen, time.monotonic() - began
 
 
@@ -92,7 +105,7 @@ def main(words: list[str]) -> None:
     arguments = parser.parse_args(words)
     if device := os.environ.get("MLXIMPL_DEVICE"):
         mx.set_default_device(mx.cpu if device == "cpu" else mx.gpu)
-    save = named(arguments.saver).save_prompt_cache
+    save = saving(arguments.saver)
     caches = two_caches()
     with open(arguments.note, "r+b") as note:
         shown = mmap.mmap(note.fileno(), NOTE)
@@ -109,7 +122,7 @@ def main(words: list[str]) -> None:
     turn, die_at = map(int, sys.stdin.readline().split())
     with watched(see):
         while True:
-            save(arguments.file, caches[turn % 2])
+            save(arguments.file, caches[turn % 2], turn)
             turn += 1
 
 

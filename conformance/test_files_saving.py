@@ -3,7 +3,9 @@
 import gc
 import os
 import stat
+import threading
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import mlx.core as mx
@@ -11,7 +13,7 @@ import pytest
 
 import mlximpl
 from conformance.saved_caches import Cache, fed, same, saved
-from mlximpl import atomic_file
+from mlximpl import atomic_file, safetensors_writer
 from mlximpl import load_prompt_cache as load
 from mlximpl import save_prompt_cache as save
 
@@ -137,7 +139,7 @@ def test_a_save_that_fails_leaves_the_old_file(file: Path, point: str, monkeypat
         else:
             patched.setattr(os, point, fail)
         with pytest.raises(OSError, match="No space left"):
-            save(file, [fed(mlximpl.KVCache(), 9)])
+            save(file, [fed(mlximpl.KVCache(), 9)], durable=True)
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
 
 
@@ -154,7 +156,11 @@ def test_an_interrupt_leaves_the_old_file(file: Path, monkeypatch: pytest.Monkey
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
 
 
-def test_it_is_on_the_disk_before_it_has_its_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("durable", "mappable"), [(True, False), (False, True), (False, False)])
+def test_it_is_on_the_disk_before_it_has_its_name(
+    file: Path, durable: bool, mappable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If that is asked for, or if nothing would see that pages are missing."""
     done: list[str] = []
     replace = os.replace
 
@@ -173,8 +179,67 @@ def test_it_is_on_the_disk_before_it_has_its_name(file: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "replace", rename)
     if hasattr(atomic_file, "fcntl"):
         monkeypatch.setattr(atomic_file.fcntl, "fcntl", lambda number, _: sync(number))
+    save(file, [fed(mlximpl.KVCache(), 3)], mappable=mappable, durable=durable)
+    assert done == (["file, with its header", "rename", "folder"] if durable or mappable else ["rename"])
+    done.clear()
     save(file, [fed(mlximpl.KVCache(), 3)])
-    assert done == ["file, with its header", "rename", "folder"]
+    assert done == ["rename"]
+
+
+@pytest.mark.parametrize("written", ["header", "start", "end", "piece"])
+def test_a_file_that_lost_power_before_it_was_on_the_disk_is_refused(file: Path, written: str) -> None:
+    """What was not written by then is zeros, or not in the file."""
+    save(file, [fed(mlximpl.KVCache(), 3000)])
+    content = file.read_bytes()
+    page = 4096
+    torn = {
+        "header": content[:page].ljust(len(content), b"\0"),
+        "start": content[: 9 * page],
+        "end": content[9 * page :].rjust(len(content), b"\0"),
+        "piece": content[:page] + bytes(page) + content[2 * page :],
+    }
+    file.write_bytes(torn[written])
+    with pytest.raises(mlximpl.PromptCacheFileError):
+        load(file)
+
+
+def test_a_file_has_no_header_until_its_last_tensor_is_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begins: list[bytes] = []
+    write = safetensors_writer._write
+
+    def watch(stream: Any, begun: Any) -> int:
+        checksum = write(stream, begun)
+        stream.flush()
+        begins.append(os.pread(stream.fileno(), 8, 0))
+        return checksum
+
+    monkeypatch.setattr(safetensors_writer, "_write", watch)
+    save(file, [fed(mlximpl.KVCache(), 3)])
+    assert begins == [bytes(8)] * 3
+    assert len(load(file)) == 1
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_a_file_that_is_replaced_is_let_go(file: Path, threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its space would be taken as long as the process lives."""
+
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def next_number() -> int:
+        number = os.open(file, os.O_RDONLY)
+        os.close(number)
+        return number
+
+    save(file, [])
+    before, kept = next_number(), set(threading.enumerate())
+    if not threads:
+        monkeypatch.setattr(Thread, "start", refuse)
+    for _ in range(3):
+        save(file, [mlximpl.KVCache()])
+        for thread in set(threading.enumerate()) - kept:
+            thread.join()
+        assert next_number() == before
 
 
 def test_a_save_keeps_one_tensor_at_a_time(file: Path) -> None:

@@ -50,8 +50,8 @@ def test_what_is_done_to_files_is_seen(tmp_path: Path) -> None:
 
 def test_a_rehearsal_counts_calls(tmp_path: Path) -> None:
     calls, seconds = rehearsal("mlximpl", tmp_path)
-    assert all({"in write", "in fsync", "in replace", "after replace"} <= set(each) for each in calls)
-    assert len(calls) == 2
+    assert all({"in write", "in replace", "after replace"} <= set(each) for each in calls)
+    assert ["in fsync" in each for each in calls] == [True, False]
     assert seconds > 0
 
 

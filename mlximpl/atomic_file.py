@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from threading import Thread
 from typing import BinaryIO
 
 if sys.platform == "darwin":
@@ -14,12 +15,18 @@ if sys.platform == "darwin":
 
 
 @contextmanager
-def replacing(path: str) -> Iterator[BinaryIO]:
+def replacing(path: str, durable: bool = False) -> Iterator[BinaryIO]:
     """A file to write to that takes the place of `path` when the block ends, and is removed if it raises.
 
-    It lies beside `path` under a name of its own, has the permissions of the file that it replaces, or of any new
-    file, and is on the disk before it is renamed. Where `path` is a symbolic link the link stays, and the file that it
-    points to is replaced.
+    It lies beside `path` under a name of its own, and has the permissions of the file that it replaces, or of any new
+    file. Where `path` is a symbolic link the link stays, and the file that it points to is replaced.
+
+    A process that is killed loses nothing that it has written, so the old content or the new, whole, is there whenever
+    it dies. A computer that loses power forgets what is not on the disk yet.
+
+    Args:
+        path: the name.
+        durable: put the file on the disk before it is renamed, and its new name afterwards.
 
     Raises:
         OSError: it cannot be written, or `path` is no ordinary file.
@@ -46,13 +53,36 @@ def replacing(path: str) -> Iterator[BinaryIO]:
                 os.fchmod(number, stat.S_IMODE(replaced.st_mode))
             yield file
             file.flush()
-            _sync(number)
-        os.replace(beside, path)
+            if durable:
+                _sync(number)
+        with _freed_later(path if replaced else None):
+            os.replace(beside, path)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(beside)
         raise
-    _sync_folder(folder)
+    if durable:
+        _sync_folder(folder)
+
+
+@contextmanager
+def _freed_later(path: str | None) -> Iterator[None]:
+    """Leave it to a thread to close the file that loses this name in here: to free its space takes as long as to write.
+
+    A file that cannot be opened is freed at once.
+    """
+    number = None
+    if path is not None:
+        with suppress(OSError):
+            number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        if number is not None:
+            try:
+                Thread(target=os.close, args=(number,), name="mlximpl frees a file").start()
+            except RuntimeError:  # there can be no more threads
+                os.close(number)
 
 
 def _sync(number: int) -> None:

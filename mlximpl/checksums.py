@@ -71,9 +71,14 @@ def _view(array: mx.array) -> memoryview:
     return memoryview(array) if array.size else memoryview(b"")  # type: ignore[arg-type]
 
 
-def checksum_of(array: mx.array, view: memoryview) -> int:
-    """The checksum of an array, of which `view` are the bytes."""
-    return zlib.crc32(view) if view.nbytes <= SHORT else sums_of(array).checksum()
+def sums_if_long(array: mx.array) -> Sums | None:
+    """`sums_of` an array of more than 64 KiB; a shorter one has none."""
+    return sums_of(array) if array.nbytes > SHORT else None
+
+
+def checksum_of(view: memoryview, sums: Sums | None) -> int:
+    """The checksum of an array, of which these are the bytes and `sums_if_long`."""
+    return zlib.crc32(view) if sums is None else sums.checksum()
 
 
 def check_sum(name: str, found: int, expected: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 import mlx.core as mx
 
-from .checksums import SHORT, check_sum, checksum_of
+from .checksums import SHORT, check_sum, checksum_of, sums_if_long
 from .dlpack import adopt, can_adopt
 from .file_error import PromptCacheFileError
 from .file_facts import checksums_of, read_facts
@@ -158,7 +158,8 @@ def _mapped(number: int, tensors: Mapping[str, Tensor], checksums: Mapping[str, 
             return None
         arrays[name] = array
     for name, checksum in checksums.items():
-        check_sum(name, checksum_of(arrays[name], mapped.view(tensors[name].start, tensors[name].nbytes)), checksum)
+        view = mapped.view(tensors[name].start, tensors[name].nbytes)
+        check_sum(name, checksum_of(view, sums_if_long(arrays[name])), checksum)
     return arrays
 
 

@@ -63,6 +63,8 @@ MANY_DIGITS = re.compile("[0-9]{21}")
 
 SEAL_AT = b'{"__metadata__":{"2.0":"{\\"seal\\":\\"'
 SEAL_WIDTH = 8
+CHECKSUMS = b'\\"checksums\\":\\"'
+"""What stands before the checksums. Only the seal, a number and the layout's name stand before that."""
 
 
 ENTRY = {"dtype", "shape", "data_offsets"}
@@ -133,6 +135,12 @@ def with_seal(raw: bytes) -> bytes:
     """The header with its seal, which must begin with SEAL_AT and eight characters to be replaced."""
     at = len(SEAL_AT)
     return raw[:at] + seal_of(raw) + raw[at + SEAL_WIDTH :]
+
+
+def with_checksums(header: bytes, checksums: str) -> bytes:
+    """Length and header of one of our files, with checksums in place of the zeros, and sealed."""
+    at = header.index(CHECKSUMS) + len(CHECKSUMS)
+    return header[:8] + with_seal(header[8:at] + checksums.encode() + header[at + len(checksums) :])
 
 
 def seal_fits(raw: bytes) -> bool | None:

@@ -26,9 +26,18 @@ Path = str | os.PathLike[str]
 
 
 def save_prompt_cache(
-    file_name: Path, cache: Sequence[Any], metadata: Mapping[str, str] | None = None, *, mappable: bool = False
+    file_name: Path,
+    cache: Sequence[Any],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    mappable: bool = False,
+    durable: bool = False,
 ) -> None:
-    """Save caches to a file, which takes the place of an old one when it is complete and on the disk.
+    """Save caches to a file, which takes the place of an old one when it is complete.
+
+    Whenever the process is killed, the old file or the new one is there, whole. After a loss of power that holds only
+    if it is durable: otherwise the system may not have put all of it on the disk yet, and the old one is gone. A file
+    that is torn for that is refused by `load_prompt_cache`; with `mmap`, if it is told to verify.
 
     Columns that hold a token are saved, and pads between them as zeros: nothing that was trimmed or evicted, and no
     spare columns. mlx-lm reads the file, unless it is mappable, or a cache is in a state that mlx-lm does not have.
@@ -37,7 +46,10 @@ def save_prompt_cache(
         file_name: the file, by its whole name. Of a symbolic link, the file that it points to is replaced.
         cache: caches of mlximpl, one a layer.
         metadata: strings by name, of any characters.
-        mappable: every tensor begins at a multiple of 16 KiB, so that MLX can take its pages as they are.
+        mappable: every tensor begins at a multiple of 16 KiB, so that MLX can take its pages as they are. Such a file
+            is always durable, since pages that are taken as they are are not checked.
+        durable: force the file to the disk before it takes its name, and the name after that. It takes as long as the
+            disk does.
 
     Raises:
         ValueError: something else than caches of mlximpl; metadata that are not strings by name.
@@ -52,21 +64,16 @@ def save_prompt_cache(
     kept = {key: value for key, value in user.items() if mlx_lm_keeps(key, value)}
     facts = Facts(
         layout="mappable" if mappable else "compact",
-        checksums="",
+        checksums=checksums_text([0] * sum(not item.name.startswith(PADDING) for item in items)),
         mlx_lm=contents.mlx_lm and not mappable,
         empty=contents.empty,
         scalars=contents.scalars,
         metadata={key: value for key, value in user.items() if key not in kept},
     )
     entries = {f"0.{key}": value for key, value in kept.items()} | contents.entries
-    own = [i for i, item in enumerate(items) if not item.name.startswith(PADDING)]
-
-    def header(checksums: Sequence[int]) -> bytes:
-        text = facts._replace(checksums=checksums_text([checksums[i] for i in own])).text()
-        return header_bytes(items, {PLACE: text, **entries}, PAGE if mappable else 8)
-
-    check_header(header([0] * len(items)))
-    with replacing(path) as file:
+    header = header_bytes(items, {PLACE: facts.text(), **entries}, PAGE if mappable else 8)
+    check_header(header)
+    with replacing(path, durable or mappable) as file:
         write_items(file, items, header)
 
 

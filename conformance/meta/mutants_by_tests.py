@@ -158,7 +158,7 @@ SAVING = "test_files_saving"
     kinds=_test("a_save_that_fails_leaves_the_old_file", SAVING),
     wrong="the old file is written over",
 )
-def written_over_the_old(original: Any, path: str) -> Any:
+def written_over_the_old(original: Any, path: str, durable: bool = False) -> Any:
     return open(path, "wb")
 
 
@@ -183,7 +183,7 @@ def _beside(path: str, sync: bool, remove: bool) -> Iterator[io.BufferedWriter]:
     kinds=_test("it_is_on_the_disk_before_it_has_its_name", SAVING),
     wrong="the file is renamed before it is on the disk",
 )
-def not_synced(original: Any, path: str) -> Any:
+def not_synced(original: Any, path: str, durable: bool = False) -> Any:
     return _beside(path, sync=False, remove=True)
 
 
@@ -192,7 +192,7 @@ def not_synced(original: Any, path: str) -> Any:
     kinds=_test("an_interrupt_leaves_the_old_file", SAVING),
     wrong="what was written of a file stays when the save fails",
 )
-def half_a_file_stays(original: Any, path: str) -> Any:
+def half_a_file_stays(original: Any, path: str, durable: bool = False) -> Any:
     return _beside(path, sync=True, remove=False)
 
 
@@ -201,7 +201,7 @@ def half_a_file_stays(original: Any, path: str) -> Any:
     kinds=_test("a_link_stays_and_what_it_points_to_is_replaced", SAVING),
     wrong="a symbolic link is replaced by the file",
 )
-def link_replaced(original: Any, path: str) -> Any:
+def link_replaced(original: Any, path: str, durable: bool = False) -> Any:
     return _beside(path, sync=True, remove=True)
 
 
@@ -210,8 +210,26 @@ def link_replaced(original: Any, path: str) -> Any:
     kinds=_test("permissions", SAVING),
     wrong="a file that is replaced loses its permissions",
 )
-def permissions_lost(original: Any, path: str) -> Any:
+def permissions_lost(original: Any, path: str, durable: bool = False) -> Any:
     return _beside(path, sync=True, remove=True)
+
+
+@breaks(
+    "atomic_file.replacing",
+    kinds=_test("it_is_on_the_disk_before_it_has_its_name", SAVING),
+    wrong="every save waits for the disk",
+)
+def always_synced(original: Any, path: str, durable: bool = False) -> Any:
+    return original(path, True)
+
+
+@breaks(
+    "atomic_file.replacing",
+    kinds=_test("it_is_on_the_disk_before_it_has_its_name", SAVING),
+    wrong="a durable file may not be on the disk",
+)
+def never_synced(original: Any, path: str, durable: bool = False) -> Any:
+    return original(path)
 
 
 @breaks(
@@ -337,12 +355,12 @@ def pages_not_checked(original: Any, number: int, tensors: Any, checksums: Any) 
 
 
 @breaks(
-    "safetensors_writer.write_items",
+    "safetensors_writer._begin",
     kinds=_test("a_save_keeps_one_tensor_at_a_time", SAVING),
     wrong="what was written of a file stays in memory until all is",
 )
-def written_at_once(original: Any, file: Any, items: Any, header: Any) -> None:
-    original(file, [*items], header)
+def written_at_once(original: Any, items: Any, i: int) -> Any:
+    return original([*items], i)
 
 
 # -- other files, and many caches -----------------------------------------------------------------
