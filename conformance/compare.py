@@ -212,6 +212,9 @@ def _half_a_step(seen: Observation, holding: Holding, config: Config, tokens: To
         return None
     group_size, bits = holding.quantized
     for role, x, (words, scales, biases) in zip(("key", "value"), (seen.keys, seen.values), seen.parts, strict=True):
+        packed, whole = (words.shape[-1], scales.shape[-1]), (x.shape[-1] * bits // 32, x.shape[-1] // group_size)
+        if packed != whole or biases.shape != scales.shape:
+            return Difference(f"packing of {role}s", _packing(*packed), _packing(*whole))
         tags, positions = tokens.payload.decode(x, role, config)
         written = from_storage(encode(tags, positions, role, config))
         step, rounding = _step(scales, biases, group_size, bits, config.dtype)
@@ -224,6 +227,10 @@ def _half_a_step(seen: Observation, holding: Holding, config: Config, tokens: To
             what = f"{role}s[{holding.rows[b].name}]"
             return Difference(what, f"off by {off:.3g}", f"within {bound[b, h, t, d]:.3g}", f"column {t}")
     return None
+
+
+def _packing(words: int, scales: int) -> str:
+    return f"{words} words and {scales} scales a column"
 
 
 def _step(scales: Storage, biases: Storage, group_size: int, bits: int, dtype: str) -> tuple[Floats, Floats]:

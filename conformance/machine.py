@@ -422,6 +422,26 @@ class CacheMachine(RuleBasedStateMachine):
                 self.run(ops.Update(made.cache, tokens))
         self.run(ops.Merge(self.cache_name(), tuple(solos), self.row_names(len(solos))))
 
+    @precondition(lambda self: self.room() and self.batching)
+    @rule(number=small, length=st.integers(0, 6), leaving=st.lists(st.one_of(st.none(), small), min_size=2, max_size=4))
+    def come_and_go(self, number: int, length: int, leaving: list[int | None]) -> None:
+        """What a server does: a row joins again and again, as one leaves or none, with a token for all in between."""
+        name = self.pick_batch(number)
+        if name is None or self.holdings[name].pending:
+            return
+        made = self._new_batch([0])
+        self.run(made)
+        if length:
+            self.run(ops.Update(made.cache, length))
+        for gone in leaving:
+            rows = [row.name for row in self.holdings[name].rows]
+            if rows and gone is not None:
+                del rows[gone % len(rows)]
+                self.run(ops.Filter(name, tuple(rows), tuple(rows)))
+            if len(rows) < ROWS_MAX and self.row_count < self.row_limit:
+                self.run(ops.Extend(name, made.cache, self.row_names(1)))
+                self.run(ops.Update(name, 1, variant=self.holdings[name].variant or "plain"))
+
     # -- rows ---------------------------------------------------------------------------------
 
     @precondition(lambda self: self.pick_batch(0) is not None)

@@ -120,12 +120,21 @@ def extended(pair: list[Any]) -> Any:
     return pair[0]
 
 
+def lived_in() -> Any:
+    """A batch that a row has joined, and one has left."""
+    cache = extended([batch(PADS), batch([0], 100)])
+    cache.filter(range(ROWS))
+    mx.eval(arrays_of(cache))
+    return cache
+
+
 OPERATIONS: dict[str, tuple[Callable[[], Any], Operation]] = {
     "filter, one row out": (lambda: batch(PADS), after(lambda cache: cache.filter(ALL_BUT_ONE))),
     "filter, one row left": (lambda: batch(PADS), after(lambda cache: cache.filter([ROWS // 2]))),
     "filter of a ring": (lambda: ring(PADS), after(lambda cache: cache.filter(ALL_BUT_ONE))),
     "extend by one row": (lambda: [batch(PADS), batch([0], 100)], extended),
     "extend of a ring by one row": (lambda: [ring(PADS), ring([0], 100)], extended),
+    "extend by one row, again": (lambda: [lived_in(), batch([0], 100)], extended),
     "merge": (lambda: [solo(length) for length in LENGTHS], mlximpl.BatchKVCache.merge),
     "finalize": (unfinished, after(lambda cache: cache.finalize())),
     "extract": (lambda: batch(PADS), lambda cache: cache.extract(ROWS // 2)),
@@ -138,10 +147,11 @@ ALLOCATED = {
     "filter of a ring": TARGET,
     "extend by one row": TARGET,
     "extract": TARGET,
-    # Each makes its rows one by one, and puts them together afterwards.
-    "extend of a ring by one row": 2.1,
-    "merge": 2.2,
-    "finalize": 2.0,
+    "extend of a ring by one row": TARGET,
+    "merge": TARGET,
+    "finalize": TARGET,
+    # The row that joins, before it is written to its place.
+    "extend by one row, again": 1.1 / ROWS,
 }
 
 
@@ -166,6 +176,23 @@ def allocated(make: Callable[[], Any], operation: Operation) -> float:
     mx.eval(arrays_of(result))
     mx.synchronize()
     return float((mx.get_peak_memory() - before) / result.nbytes)
+
+
+@pytest.mark.parametrize("part, most", [(0.0, 4096), (0.25, 4096), (0.25, 1024)])
+def test_columns_copied_by_growth(part: float, most: int) -> None:
+    """How often a cache of 32k tokens is copied over while it grows by single tokens, and what it has to spare."""
+    cache = mlximpl.BatchKVCache([0])
+    cache.column_growth, cache.column_growth_most = part, most
+    column = mx.ones((1, 1, 64, 1))
+    copied = width = 0
+    for tokens in range(64, (1 << 15) + 1, 64):
+        mx.eval(*cache.update_and_fetch(column, column))
+        assert cache.keys is not None
+        if cache.keys.shape[2] != width:
+            copied, width = copied + width, cache.keys.shape[2]
+            assert width % cache.step == 0
+            assert width - tokens <= max(cache.step, min(part * tokens, most) + cache.step)
+    assert copied >> 15 <= {(0.0, 4096): 63, (0.25, 4096): 5, (0.25, 1024): 15}[part, most]
 
 
 # --- reads to the host ----------------------------------------------------------------------------

@@ -14,28 +14,43 @@ import mlx.core as mx
 
 
 def overwrite(buffer: mx.array, columns: mx.array, start: int) -> mx.array:
-    """Return `buffer` (B, H, S, D) with `columns` (B, H, N, D) in the slots from `start` on."""
+    """Return `buffer` (B, H, S, D) with `columns` (B, H, N, D) in the slots from `start` on.
+
+    A buffer of more rows keeps those behind the B as they are.
+    """
     if not columns.size:
         return buffer[...]
     fresh = buffer[...]
-    fresh[:, :, start : start + columns.shape[2]] = columns  # an Ellipsis would cost the host half as much again
+    # An Ellipsis would cost the host half as much again.
+    if columns.shape[0] == buffer.shape[0]:
+        fresh[:, :, start : start + columns.shape[2]] = columns
+    else:
+        fresh[: columns.shape[0], :, start : start + columns.shape[2]] = columns
     return fresh
 
 
-def append_columns(buffer: mx.array | None, columns: mx.array, stored: int, step: int) -> mx.array:
+def rounded(columns: int, step: int) -> int:
+    """The next multiple of `step`: how many columns a buffer has that holds so many."""
+    return columns + -columns % step
+
+
+def append_columns(buffer: mx.array | None, columns: mx.array, stored: int, step: int, spare: int = 0) -> mx.array:
     """Return a buffer that holds `columns` behind its `stored` columns.
 
     Args:
-        buffer: (B, H, S, D) with S >= stored, or None.
+        buffer: (B, H, S, D) with S >= stored, or more rows; or None.
         columns: (B, H, N, D).
         stored: how many columns of the buffer are in use.
         step: where the buffer is too short, the new one is a multiple of `step` columns long.
+        spare: how many more columns than needed a longer buffer has at least.
     """
     stop = stored + columns.shape[2]
     if buffer is not None and stop <= buffer.shape[2]:
         return overwrite(buffer, columns, stored)
-    before = [] if buffer is None or stored == 0 else [buffer[..., :stored, :]]
-    return join([*before, columns, *spare_columns(columns, -stop % step)])
+    if buffer is None or stored == 0:
+        return join([columns, *spare_columns(columns, -stop % step)])
+    before = buffer[: columns.shape[0], :, :stored]
+    return join([before, columns, *spare_columns(columns, rounded(stop + spare, step) - stop)])
 
 
 def spare_columns(like: mx.array, n: int) -> list[mx.array]:

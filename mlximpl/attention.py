@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from .batch_kv_cache import BatchKVCache
 from .cache import Cache
+from .device import on_cuda
 from .kv_cache import KVCache
 from .masks import Mask
 from .padding import runs_of_equals
@@ -59,16 +60,16 @@ def attention(
     n = queries.shape[2]
     if isinstance(mask, str) and mask == MAKE:
         mask = cache.make_mask(n, window_size=window_size)
-    pads = _left_pads(cache, n, window_size)
-    on_cuda = mx.cuda.is_available() and mx.default_device() != mx.cpu
+    pads = _left_pads(cache, n, window_size) if n > 1 else None
+    cuda = on_cuda()
     keys, values = cache.update_and_fetch(keys, values)
     if isinstance(cache, QuantizedKVCache):
         quantization = cache.group_size, cache.bits
-        if not on_cuda:
+        if not cuda:
             return _by_products(queries, keys, values, mask, sinks, scale=scale, quantization=quantization)
         # MLX has no quantized product of a few rows there.
         keys, values = _dequantized(keys, quantization), _dequantized(values, quantization)
-    if on_cuda and isinstance(mask, mx.array):
+    if cuda and isinstance(mask, mx.array):
         if n == 1:
             return _by_products(queries, *_whole(cache, keys, values, mask), sinks, scale=scale)
         if pads is not None:
@@ -106,10 +107,24 @@ def _whole(cache: Any, keys: mx.array, values: mx.array, mask: mx.array) -> tupl
     if not isinstance(cache, (KVCache, BatchKVCache)) or cache.keys is None or cache.values is None:
         return keys, values, mask
     spare = cache.keys.shape[2] - keys.shape[2]
-    if not 0 < spare <= cache.step:
+    if not 0 < spare <= max(cache.step, keys.shape[2] // 4):
         return keys, values, mask
+    return cache.keys, cache.values, _widened(mask, spare)
+
+
+_latest: list[tuple[mx.array, mx.array]] = []
+"""The mask that was widened last, and what came of it: the layers of a step share their mask."""
+
+
+def _widened(mask: mx.array, spare: int) -> mx.array:
+    """The mask with `spare` columns more, which it hides."""
+    for known, widened in _latest:
+        if known is mask and widened.shape[-1] == mask.shape[-1] + spare:
+            return widened
     hidden = mx.zeros((*mask.shape[:-1], spare), mx.bool_)
-    return cache.keys, cache.values, mx.concatenate([mask, hidden], axis=-1)
+    widened = mx.concatenate([mask, hidden], axis=-1)
+    _latest[:] = [(mask, widened)]
+    return widened
 
 
 def _dequantized(parts: Any, quantization: tuple[int, int]) -> mx.array:
@@ -162,21 +177,28 @@ def _by_products(
     """Two matrix products with a softmax between, heads in groups: softmax(scale * q k^T) v."""
     rows, query_heads, n, size = queries.shape
     heads = (keys if quantization is None else keys[0]).shape[1]
-    grouped = (queries * scale).reshape(rows, heads, query_heads // heads * n, size)
-    scores = _product(grouped, keys, True, quantization).reshape(rows, query_heads, n, -1)
+    share = query_heads // heads
+    grouped = (queries * scale).reshape(rows, heads, share * n, size)
+    scores = _product(grouped, keys, True, quantization)
+    if n > 1:
+        scores = scores.reshape(rows, heads, share, n, -1)
+        if isinstance(mask, mx.array) and mask.ndim == 4:
+            mask = mask[:, :, None]
     if isinstance(mask, str):
-        width = scores.shape[3]
+        width = scores.shape[-1]
         mask = mx.arange(width) <= mx.arange(width - n, width)[:, None]
     if mask is not None:
         scores = mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
     if sinks is not None:
-        first = mx.broadcast_to(sinks.astype(scores.dtype)[None, :, None, None], (rows, query_heads, n, 1))
+        shape = (1, heads, share) if n == 1 else (1, heads, share, 1)
+        first = mx.broadcast_to(sinks.astype(scores.dtype).reshape(*shape, 1), (*scores.shape[:-1], 1))
         scores = mx.concatenate([first, scores], axis=-1)
     weights = mx.softmax(scores, axis=-1, precise=True)
     if sinks is not None:
         weights = weights[..., 1:]
-    out = _product(weights.reshape(rows, heads, query_heads // heads * n, -1), values, False, quantization)
-    return out.reshape(rows, query_heads, n, -1)
+    if n > 1:
+        weights = weights.reshape(rows, heads, share * n, -1)
+    return _product(weights, values, False, quantization).reshape(rows, query_heads, n, -1)
 
 
 def _product(x: mx.array, held: Any, transpose: bool, quantization: tuple[int, int] | None) -> mx.array:

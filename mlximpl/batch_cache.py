@@ -6,9 +6,11 @@ import mlx.core as mx
 
 from .cache import Cache
 from .checks import check_rows, row_numbers
-from .extend import Columns, extend_rows
-from .filter import take_rows
+from .cuda_rows import kernel_takes
+from .device import on_cuda
+from .extend import extend_rows, write_rows
 from .padding import Pending, announce, join_pending, shift_rows
+from .row_copies import Range, Row, copy_rows
 from .row_numbers import Ints, RowNumbers
 
 
@@ -17,11 +19,43 @@ class BatchCache(Cache, RowNumbers):
 
     Everything that decides anything is a number on the host; `offset` and `left_padding` are arrays made
     from those when asked for.
+
+    Attributes:
+        row_growth: how large a part of a batch's rows its buffers have room for besides, once rows have joined it
+            twice. The next rows to join are then written there, and nothing is copied. 0 for no spare rows.
     """
 
+    row_growth = 0.125
+    _keys: mx.array | None
+    _values: mx.array | None
     _pads: Ints
     _offsets: Ints
     _pending: Pending | None
+    _joined = False
+
+    @property
+    def keys(self) -> mx.array | None:
+        """(B, H, S, D), or None before the first update; without the buffer's spare rows."""
+        return self._without_spare_rows(self._keys)
+
+    @keys.setter
+    def keys(self, keys: mx.array | None) -> None:
+        self._keys = keys
+
+    @property
+    def values(self) -> mx.array | None:
+        """(B, H, S, Dv), or None."""
+        return self._without_spare_rows(self._values)
+
+    @values.setter
+    def values(self, values: mx.array | None) -> None:
+        self._values = values
+
+    def _without_spare_rows(self, buffer: mx.array | None) -> mx.array | None:
+        return buffer if buffer is None or buffer.shape[0] == self._rows() else buffer[: self._rows()]
+
+    def _buffers(self) -> tuple[mx.array, mx.array] | None:
+        return None if self._keys is None or self._values is None else (self._keys, self._values)
 
     def _begin(self, left_padding: Sequence[int] | mx.array) -> None:
         self._set_rows(row_numbers("left_padding", left_padding))
@@ -43,6 +77,14 @@ class BatchCache(Cache, RowNumbers):
     def empty(self) -> bool:
         """Whether there is no row, or no column stored."""
         return self._columns() == 0 or self._rows() == 0
+
+    def _stored_arrays(self) -> tuple[mx.array | None, mx.array | None]:
+        keys, values = self._keys, self._values
+        rows = len(self._pads)
+        if keys is None or values is None or keys.shape[0] == rows == values.shape[0]:
+            return super()._stored_arrays()
+        stored = self._columns()
+        return keys[:rows, :, :stored], values[:rows, :, :stored]
 
     def _check_announced(self, n: int) -> None:
         """Refuse n columns that cannot follow what prepare() announced."""
@@ -128,10 +170,30 @@ class BatchCache(Cache, RowNumbers):
         pending = None if self._pending is None else self._pending.take(rows)
         first = self._columns() if not rows else self._useless_columns(pads)
         buffers = self._buffers()
-        if buffers is not None:
-            self.keys, self.values = (take_rows(b, rows, first) for b in buffers)
+        if buffers is not None and (first or rows != tuple(range(self._rows()))):
+            allocated = self._rows_to_allocate([p - first for p in pads])
+            self.keys, self.values = (self._taken(b, rows, first, min(allocated, b.shape[0])) for b in buffers)
         self._drop_front(first)
         self._set_rows(tuple(p - first for p in pads), offsets, pending)
+
+    def _taken(self, buffer: mx.array, rows: Sequence[int], first: int, allocated: int) -> mx.array:
+        """Some rows of a buffer (B, H, S, D) without its first columns."""
+        stored, width = self._columns(), buffer.shape[2] - first
+        if kernel_takes([buffer]):
+            width = self._width_for(stored - first)
+        live = ((row, max(first, self._first_column(row))) for row in rows)
+        ranges = [
+            (Range(0, row, start, start - first, stored - start),) if start < stored else () for row, start in live
+        ]
+        return copy_rows([buffer], ranges, width, max(allocated, len(rows)))
+
+    def _width_for(self, columns: int) -> int:
+        """How many columns a new buffer has that holds so many."""
+        raise NotImplementedError
+
+    def _first_column(self, row: int) -> int:
+        """Before which column of a row nothing needs to be kept."""
+        raise NotImplementedError
 
     def _useless_columns(self, pads: Ints) -> int:
         """How many front columns a filter drops when rows with these pads are left."""
@@ -142,18 +204,38 @@ class BatchCache(Cache, RowNumbers):
         raise NotImplementedError
 
     def _append_rows(
-        self, other: "BatchCache", mine: Columns | None, theirs: Columns | None, allocated: int | None = None
+        self, other: "BatchCache", mine: Sequence[Row], theirs: Sequence[Row], stop: int, stays: bool
     ) -> None:
-        """Put the other batch's rows behind these, both right-aligned.
+        """Put the other batch's rows behind these, both ending before column `stop`.
 
-        `mine` and `theirs` are the columns stored, or None where no update was seen; one of them may be a whole buffer
-        of `allocated` columns. The heads have been compared, and the caller notes the new width.
+        `mine` and `theirs` are each row's ranges; `stays` says that these rows' columns lie there already. The heads
+        have been compared, and the caller notes the new number of columns.
         """
-        heads = self._heads() or other._heads()
-        width = max(self._columns(), other._columns())
+        pads = [p + stop - side._columns() for side in (self, other) for p in side._pads]
         pending = join_pending(self._pending, other._pending, self._rows(), other._rows())
-        if heads is not None:
-            rows = self._rows(), other._rows()
-            self.keys, self.values = extend_rows(mine, theirs, *rows, heads, width, allocated)
-        pads = [p + width - side._columns() for side in (self, other) for p in side._pads]
+        held, second = self._buffers(), other._buffers()
+        none = None, None
+        if held is not None and stays and min(b.shape[0] for b in held) >= len(pads):
+            self.keys, self.values = (
+                write_rows(b, self._rows(), each, theirs) for b, each in zip(held, second or none, strict=True)
+            )
+        elif held is not None or second is not None:
+            rows = self._rows_to_allocate(pads)
+            self.keys, self.values = (
+                extend_rows(*each, mine, theirs, self._width_for(stop), rows)
+                for each in zip(held or none, second or none, strict=True)
+            )
+        self._joined = self._joined or self._rows() > 0
         self._set_rows(tuple(pads), self._offsets + other._offsets, pending)
+
+    def _rows_to_allocate(self, pads: Sequence[int]) -> int:
+        """How many rows a buffer gets for those with these pads: more once rows have joined, as more will."""
+        rows = len(pads)
+        if not self._joined or not self._may_have_spare_rows(pads):
+            return rows
+        return rows + int(rows * self.row_growth + 0.5)
+
+    def _may_have_spare_rows(self, pads: Sequence[int]) -> bool:
+        """Under CUDA attention without a mask is up to three times slower on a buffer with spare rows, so that only
+        those batches have some that need a mask for their pads, and go on to need it."""
+        return not on_cuda() or any(pads)

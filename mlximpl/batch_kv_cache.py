@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .append import append_columns
+from .append import append_columns, rounded
 from .batch_cache import BatchCache
 from .checks import check_mask, check_rows, check_solo, check_update, common_heads
-from .extend import no_columns
 from .extract import extract_row
 from .kv_cache import KVCache
 from .masks import Mask, batch_mask
-from .merge import stack_rows
+from .merge import merged_rows
+from .row_copies import Range, Row, copy_rows
 from .row_numbers import Ints
 from .saved_columns import hide_pads
 from .states import (
@@ -58,15 +58,16 @@ class BatchKVCache(BatchCache):
             ValueError: the arrays fit neither each other nor the cache; N is 0, or more than prepare()
                 announced.
         """
-        n = check_update(keys, values, self.keys, self.values, self._rows())
+        n = check_update(keys, values, self._keys, self._values, self._rows())
         pending = self._pending
         if pending is not None:
             pending, tails = pending.update(n, self._due())
             fed = tuple(t + more for t, more in zip(pending.tails, tails, strict=True))
             pending = pending._replace(tails=fed)
-        new_keys = append_columns(self.keys, keys, self._stored, self.step)
-        new_values = append_columns(self.values, values, self._stored, self.step)
-        self.keys, self.values = new_keys, new_values
+        spare = self._spare_columns()
+        new_keys = append_columns(self._keys, keys, self._stored, self.step, spare)
+        new_values = append_columns(self._values, values, self._stored, self.step, spare)
+        self._keys, self._values = new_keys, new_values
         self._stored += n
         self._offsets = tuple([o + n for o in self._offsets])
         self._pending = pending
@@ -111,15 +112,23 @@ class BatchKVCache(BatchCache):
         if not isinstance(other, BatchKVCache):
             raise ValueError(f"extend a BatchKVCache by a {type(other).__name__}")
         common_heads("extend", (self._heads(), other._heads()))
-        width = max(self._stored, other._stored)
-        longer = self if self._stored == width else other
-        buffers = longer._buffers()
-        if buffers is None or buffers[0].shape[2] - width > self.step:
-            self._append_rows(other, _stored_columns(self), _stored_columns(other))
-        else:
-            mine, theirs = (buffers if each is longer else _stored_columns(each) for each in (self, other))
-            self._append_rows(other, mine, theirs, buffers[0].shape[2])
-        self._stored = width
+        stop = max(self._stored, other._stored)
+        stays = self._stored == stop
+        self._append_rows(other, self._ranges(stop), other._ranges(stop), stop, stays)
+        self._stored = stop
+
+    def _ranges(self, stop: int) -> list[Row]:
+        """Where each row's tokens lie, and go so that all rows end before column `stop`."""
+        stored = self._stored
+        return [
+            (Range(0, row, p, p + stop - stored, stored - p),) if p < stored else () for row, p in enumerate(self._pads)
+        ]
+
+    def _width_for(self, columns: int) -> int:
+        return rounded(columns, self.step)
+
+    def _first_column(self, row: int) -> int:
+        return self._pads[row]
 
     def extract(self, idx: int) -> KVCache:
         """One row as a solo cache in memory of its own; right pads and left pads due stay behind.
@@ -149,12 +158,15 @@ class BatchKVCache(BatchCache):
         """
         caches = check_solo(caches, KVCache)
         heads = common_heads("merge", (c._heads() for c in caches))
-        width = max(c.offset for c in caches)
-        batch = cls([width - c.offset for c in caches])
+        stop = max(c.offset for c in caches)
+        batch = cls([stop - c.offset for c in caches])
         if heads is not None:
-            keys, values = zip(*(_stored_columns(c) or no_columns(1, heads) for c in caches), strict=True)
-            batch.keys, batch.values = stack_rows(keys, width), stack_rows(values, width)
-            batch._stored = width
+            found = [c._buffers() for c in caches]
+            rows = merged_rows(found, [[(0, stop - c.offset, c.offset)] for c in caches])
+            batch.keys, batch.values = (
+                copy_rows(buffers, rows, batch._width_for(stop)) for buffers in zip(*filter(None, found), strict=True)
+            )
+            batch._stored = stop
             batch._offsets = tuple(c.offset for c in caches)
         return batch
 
@@ -193,7 +205,3 @@ class BatchKVCache(BatchCache):
 
     def __repr__(self) -> str:
         return f"BatchKVCache(columns={self._stored}, offset={list(self._offsets)})"
-
-
-def _stored_columns(cache: KVCache | BatchKVCache) -> tuple[mx.array, mx.array] | None:
-    return None if cache.keys is None else cache.keys_and_values()

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .append import concat, join
+from .append import concat, join, rounded
 from .batch_cache import BatchCache
-from .batch_sinks import pad_behind, sink_slots, with_sinks
+from .batch_sinks import sink_slots, with_sinks
 from .checks import check_mask, check_ring, check_rows, check_solo, check_update, common_heads, whole
-from .extend import no_columns
+from .device import on_cuda
 from .extract import extract_row
 from .masks import Mask, batch_mask, sinks_mask
-from .merge import pad_front, stack_rows
+from .merge import merged_rows, pad_front
 from .ring_update import ring_update, ring_write
 from .rotating_kv_cache import RotatingKVCache
+from .row_copies import Range, copy_rows
 from .row_numbers import Ints
 from .saved_columns import hide_pads
 from .states import (
@@ -27,7 +28,7 @@ from .states import (
     state_int,
     state_ints,
 )
-from .temporal_order import Ring, temporal_columns
+from .temporal_order import Ring, ordered_ranges, temporal_columns
 from .trim import ring_can_trim, ring_limit, ring_trim
 
 
@@ -87,9 +88,9 @@ class BatchRotatingKVCache(BatchCache):
             ValueError: the arrays fit neither each other nor the cache; N is 0, or more than prepare()
                 announced.
         """
-        n = check_update(keys, values, self.keys, self.values, self._rows())
+        n = check_update(keys, values, self._keys, self._values, self._rows())
         ring, pads, offsets, pending = self._ring, self._pads, self._offsets, self._pending
-        held = self.keys, self.values
+        held = self._keys, self._values
         if ring.keep and not ring.stored:
             ring, pads = self._with_sink_slots()
             held = sink_slots(keys, ring.keep), sink_slots(values, ring.keep)
@@ -109,7 +110,7 @@ class BatchRotatingKVCache(BatchCache):
             counts = [n - f for f in fed] or [n] * len(offsets)
             new_keys = with_sinks(new_keys, keys, ring.keep, offsets, counts)
             new_values = with_sinks(new_values, values, ring.keep, offsets, counts)
-        self.keys, self.values = new_keys, new_values
+        self._keys, self._values = new_keys, new_values
         self._ring = write.after
         self._pads = tuple(max(0, p - write.evicted) for p in pads)
         self._offsets = tuple([o + n for o in offsets])
@@ -175,6 +176,16 @@ class BatchRotatingKVCache(BatchCache):
     def _useless_columns(self, pads: Ints) -> int:
         return 0
 
+    def _width_for(self, columns: int) -> int:
+        return max(columns, min(rounded(columns, self.step), self.max_size))
+
+    def _first_column(self, row: int) -> int:
+        return 0
+
+    def _may_have_spare_rows(self, pads: Sequence[int]) -> bool:
+        # A ring's pads are evicted in time, and no mask is needed any more.
+        return not on_cuda()
+
     def _drop_front(self, n: int) -> None:
         if n:
             self._ring = self._ring.in_order(0)
@@ -196,11 +207,15 @@ class BatchRotatingKVCache(BatchCache):
         mine, theirs = self._ring, other._ring
         if mine.wrapped and theirs.wrapped and mine.head == theirs.head:
             after = mine
-            columns, others = (None if c.keys is None else c.keys_and_values() for c in (self, other))
+            moves = [[(0, 0, mine.stored)]] * 2
         else:
             after = mine.in_order(max(mine.stored, theirs.stored))
-            columns, others = (_ordered(c, c._ring.stored, after.stored) for c in (self, other))
-        self._append_rows(other, columns, others)
+            moves = [ordered_ranges(ring, ring.stored, after.stored) for ring in (mine, theirs)]
+        rows, others = (
+            [tuple(Range(0, row, *move) for move in moved) for row in range(each._rows())]
+            for each, moved in zip((self, other), moves, strict=True)
+        )
+        self._append_rows(other, rows, others, after.stored, stays=after == mine)
         self._ring = after
 
     def extract(self, idx: int) -> RotatingKVCache:
@@ -250,8 +265,11 @@ class BatchRotatingKVCache(BatchCache):
         width = max(width, kept[0]) if width else 0
         batch = cls(sizes[0], [width - min(c._ring.stored - c._pads, c.size()) for c in caches], kept[0])
         if heads is not None:
-            keys, values = zip(*(_ordered(c, c.size(), width) or no_columns(1, heads) for c in caches), strict=True)
-            batch.keys, batch.values = stack_rows(keys, width), stack_rows(values, width)
+            found = [c._buffers() for c in caches]
+            rows = merged_rows(found, [ordered_ranges(c._ring, c.size(), width) for c in caches])
+            batch.keys, batch.values = (
+                copy_rows(buffers, rows, batch._width_for(width)) for buffers in zip(*filter(None, found), strict=True)
+            )
             batch._ring = batch._ring.in_order(width)
             batch._offsets = tuple(c.offset for c in caches)
         return batch
@@ -314,24 +332,6 @@ class BatchRotatingKVCache(BatchCache):
         keep = f", keep={self.keep}" if self.keep else ""
         columns = f"columns={self._ring.stored}, offset={list(self._offsets)}"
         return f"BatchRotatingKVCache(max_size={self.max_size}{keep}, {columns})"
-
-
-def _ordered(
-    cache: RotatingKVCache | BatchRotatingKVCache, newest: int, width: int
-) -> tuple[mx.array, mx.array] | None:
-    """The sinks and the newest columns of a ring in temporal order, `newest` in all; None if it has seen no update.
-
-    A ring with sinks has pads behind them up to `width`; without sinks they are left to whoever aligns the rows.
-    """
-    buffers = cache._buffers()
-    if buffers is None:
-        return None
-    ring = cache._ring
-    dropped = max(0, ring.stored - newest)
-    keys, values = (concat(temporal_columns(b, ring, dropped) or [b[..., :0, :]]) for b in buffers)
-    if ring.keep:
-        keys, values = (pad_behind(b, width - b.shape[2], ring.keep) for b in (keys, values))
-    return keys, values
 
 
 def _row(columns: list[mx.array], row: int, sinks: int, keep: int, start: int, stop: int) -> mx.array:

@@ -20,7 +20,7 @@ def with_sinks(
     """Put those of the newest columns that are sinks into their slots.
 
     Args:
-        buffer: (B, H, S, D), the slots of the sinks in front.
+        buffer: (B, H, S, D) or more rows, the slots of the sinks in front.
         columns: (B, H, N, D), the columns written last.
         keep: how many sinks a row has.
         firsts: the position that each row's first new column has, (B,); negative where that is a left pad.
@@ -36,16 +36,9 @@ def with_sinks(
     last = columns.shape[2] - 1
     index = mx.array([[min(max(0, i), last) for i in row] for row in sources])
     found = mx.take_along_axis(columns, index[:, None, :, None], axis=2)
-    return overwrite(buffer, mx.where(mx.array(new)[:, None, :, None], found, buffer[..., :keep, :]), 0)
+    return overwrite(buffer, mx.where(mx.array(new)[:, None, :, None], found, buffer[: len(firsts), :, :keep]), 0)
 
 
 def sink_slots(columns: mx.array, keep: int) -> mx.array:
     """Slots for `keep` sinks, unwritten, beside columns (B, H, N, D)."""
     return concat(spare_columns(columns, keep) or [columns[..., :0, :]])
-
-
-def pad_behind(array: mx.array, n: int, keep: int) -> mx.array:
-    """Put n zero columns behind the `keep` sinks of an array (B, H, S, D)."""
-    if n <= 0:
-        return array
-    return concat([array[..., :keep, :], *spare_columns(array, n), array[..., keep:, :]])

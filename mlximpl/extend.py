@@ -2,38 +2,49 @@
 
 a  [a0 a1 a2]             a  [a0 a1 a2]
 b  [b0]            ->     b  [ .  . b0]
+
+Where a batch has spare rows and its columns stay where they are, the other's rows are written behind its own:
+nothing is copied but those.
 """
+
+from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .checks import Heads
-from .merge import stack_rows
-
-Columns = tuple[mx.array, mx.array]
+from .row_copies import Row, copy_rows
 
 
 def extend_rows(
-    first: Columns | None,
-    second: Columns | None,
-    first_rows: int,
-    second_rows: int,
-    heads: Heads,
-    stop: int,
-    width: int | None = None,
-) -> Columns:
-    """Put two batches of keys (B, H, S, D) and values (B, H, S, Dv) under each other, both ending before column `stop`.
+    first: mx.array | None,
+    second: mx.array | None,
+    first_rows: Sequence[Row],
+    second_rows: Sequence[Row],
+    width: int,
+    allocated: int,
+) -> mx.array:
+    """Copy the rows of two buffers, of which one may be missing, to a new one.
 
-    A batch that has seen no update is None, and brings rows without columns. One of `width` columns is a whole buffer,
-    spare columns included, and stays as it is: that is a copy of one piece.
+    Args:
+        first, second: (B, H, S, D), or None for a batch that has seen no update, whose rows are without columns.
+        first_rows, second_rows: the ranges of each row, of that buffer as source 0.
+        width, allocated: how many columns and rows the new buffer has.
     """
-    sides = first or no_columns(first_rows, heads), second or no_columns(second_rows, heads)
-    keys, values = zip(*sides, strict=True)
-    return stack_rows(keys, stop, width), stack_rows(values, stop, width)
+    sources = [each for each in (first, second) if each is not None]
+    rows = [*first_rows, *_of_source(len(sources) - 1, second_rows)]
+    return copy_rows(sources, rows, width, allocated)
 
 
-def no_columns(rows: int, heads: Heads) -> Columns:
-    """Keys (rows, H, 0, D) and values (rows, H, 0, Dv)."""
-    return (
-        mx.zeros((rows, heads.heads, 0, heads.key_size), heads.key_dtype),
-        mx.zeros((rows, heads.heads, 0, heads.value_size), heads.value_dtype),
+def write_rows(buffer: mx.array, held: int, second: mx.array | None, rows: Sequence[Row]) -> mx.array:
+    """Return `buffer` with those rows of the second behind the `held` ones, in spare rows of its own."""
+    new = (
+        mx.zeros((len(rows), *buffer.shape[1:]), buffer.dtype)
+        if second is None
+        else copy_rows([second], rows, buffer.shape[2])
     )
+    fresh = buffer[...]
+    fresh[held : held + len(rows)] = new
+    return fresh
+
+
+def _of_source(source: int, rows: Sequence[Row]) -> list[Row]:
+    return [tuple(each._replace(source=source) for each in row) for row in rows] if source else list(rows)

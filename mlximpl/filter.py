@@ -1,14 +1,14 @@
 """Some rows of a batch, in any order.
 
-[a b c d]  rows [0, 2, 3]   ->   [a c d]       copied as the runs [0:1] and [2:4]
+[a b c d]  rows [0, 2, 3]   ->   [a c d]       the rows beside each other are copied in one piece
 """
 
 from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .append import join
 from .checks import check_columns, check_rows
+from .row_copies import Range, copy_rows
 
 
 def filter_rows(keys: mx.array, values: mx.array, rows: Sequence[int] | mx.array) -> tuple[mx.array, mx.array]:
@@ -31,27 +31,9 @@ def filter_rows(keys: mx.array, values: mx.array, rows: Sequence[int] | mx.array
     return take_rows(keys, kept), take_rows(values, kept)
 
 
-def take_rows(array: mx.array, rows: Sequence[int], first: int = 0) -> mx.array:
-    """Gather rows of an array (B, H, S, D), without its first columns."""
-    held, heads, width, size = array.shape
-    runs = consecutive(rows)
-    if not runs:
-        return mx.zeros((0, heads, width - first, size), array.dtype)
-    if runs == [(0, held)] and first == 0:
+def take_rows(array: mx.array, rows: Sequence[int]) -> mx.array:
+    """Gather rows of an array (B, H, S, D)."""
+    if list(rows) == list(range(array.shape[0])):
         return array[...]
-    return join([array[start:stop, :, first:, :] for start, stop in runs], axis=0)
-
-
-def consecutive(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Cut a list of rows into runs (start, stop) of neighbours.
-
-    >>> consecutive([0, 2, 3, 3, 1])
-    [(0, 1), (2, 4), (3, 4), (1, 2)]
-    """
-    runs: list[tuple[int, int]] = []
-    for row in rows:
-        if runs and runs[-1][1] == row:
-            runs[-1] = (runs[-1][0], row + 1)
-        else:
-            runs.append((row, row + 1))
-    return runs
+    width = array.shape[2]
+    return copy_rows([array], [(Range(0, row, 0, 0, width),) for row in rows], width)

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .append import concat, join, spare_columns
+from .append import concat, spare_columns
 from .checks import check_columns, check_size, common_heads, heads_of
+from .row_copies import Range, Row, copy_rows
 
 
 class MergedRows(NamedTuple):
@@ -52,31 +53,27 @@ def merge_rows(rows: Sequence[tuple[mx.array, mx.array]], width: int = 0) -> Mer
     )
 
 
-def stack_rows(blocks: Sequence[mx.array], stop: int, width: int | None = None) -> mx.array:
-    """Rows under each other, all ending before column `stop`, with zeros around those that are shorter.
+def stack_rows(blocks: Sequence[mx.array], width: int) -> mx.array:
+    """Rows (b, H, S, D) under each other, all ending in the last of `width` columns, with zeros before them."""
+    rows: list[Row] = []
+    for source, block in enumerate(blocks):
+        columns = block.shape[2]
+        moved = [Range(source, row, 0, width - columns, columns) for row in range(block.shape[0])]
+        rows += [(each,) if columns else () for each in moved]
+    return copy_rows(blocks, rows, width)
 
-    Args:
-        blocks: (b, H, S, D) each, S at most `stop`; or S is `width` in a block that is in place already.
-        stop: where the rows end.
-        width: how many columns the result has; `stop` if None.
+
+def merged_rows(found: Sequence[object | None], moves: Sequence[Sequence[tuple[int, int, int]]]) -> list[Row]:
+    """The ranges of rows that come from a source each: those found, one behind the other.
+
+    `moves` are (first column, where it goes, how many) of each row; none of those that have no source.
     """
-    width = stop if width is None else width
-    if sum(b.shape[0] for b in blocks if b.shape[2] == width) * 2 >= sum(b.shape[0] for b in blocks):
-        return join([b if b.shape[2] == width else _placed([b], stop, width) for b in blocks], axis=0)
-    return _placed(blocks, stop, width)
-
-
-def _placed(blocks: Sequence[mx.array], stop: int, width: int) -> mx.array:
-    """Zeros, and the blocks written over them: fewer and larger copies than rows padded one by one."""
-    _, heads, _, size = blocks[0].shape
-    stacked = mx.zeros((sum(b.shape[0] for b in blocks), heads, width, size), blocks[0].dtype)
-    row = 0
-    for block in blocks:
-        if block.size:
-            start = 0 if block.shape[2] == width else stop - block.shape[2]
-            stacked[row : row + block.shape[0], :, start : start + block.shape[2], :] = block
-        row += block.shape[0]
-    return stacked
+    rows: list[Row] = []
+    source = 0
+    for each, moved in zip(found, moves, strict=True):
+        rows.append(tuple(Range(source, 0, *move) for move in moved if each is not None and move[2] > 0))
+        source += each is not None
+    return rows
 
 
 def pad_front(array: mx.array, n: int) -> mx.array:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .checks import check_size, row_numbers, whole_numbers
+from .row_copies import Range, Row, copy_rows
 
 
 class Pending(NamedTuple):
@@ -144,23 +145,24 @@ def announce(
 def shift_rows(array: mx.array, shifts: Sequence[int], keep: int, width: int) -> mx.array:
     """Move each row's columns `keep` to `width` to the right by shifts[b], over the last ones, which are right pads.
 
-    Zeros are left at the front, and behind `width`. Neighbours that move alike are copied in one piece.
+    Zeros are left in their place, and behind `width`.
 
     Args:
-        array: (B, H, S, D).
-        shifts: one number a row, (B,), at most width - keep.
+        array: (B, H, S, D); rows behind those that shifts are given for are left out.
+        shifts: one number a row, at most width - keep.
 
     Returns:
-        An array of the same shape.
+        (len(shifts), H, S, D).
     """
-    shifted = mx.zeros(array.shape, array.dtype)
-    if keep:
-        shifted[:, :, :keep] = array[:, :, :keep]
-    for start, stop in runs_of_equals(shifts):
-        first, last = keep + shifts[start], width - shifts[start]
-        if keep < last:
-            shifted[start:stop, :, first:width] = array[start:stop, :, keep:last]
-    return shifted
+    rows = [
+        _ranges(row, [(0, 0, keep), (keep, keep + shift, width - keep - shift)]) for row, shift in enumerate(shifts)
+    ]
+    return copy_rows([array], rows, array.shape[2])
+
+
+def _ranges(row: int, moves: Sequence[tuple[int, int, int]]) -> Row:
+    """The ranges of a row whose columns move: (first, where it goes, how many) for each."""
+    return tuple(Range(0, row, first, column, count) for first, column, count in moves if count > 0)
 
 
 def runs_of_equals(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -197,10 +199,6 @@ def roll_rows(array: mx.array, shifts: Sequence[int], width: int | None = None) 
         raise ValueError(f"shifts {list(shifts)} do not fit {array.shape[0]} rows of {width} columns")
     if not any(shifts):
         return array[...]
-    rolled = shift_rows(array, shifts, 0, width)
-    if width < array.shape[2]:
-        rolled[:, :, width:] = array[:, :, width:]
-    for start, stop in runs_of_equals(shifts):
-        if shifts[start]:
-            rolled[start:stop, :, : shifts[start]] = array[start:stop, :, width - shifts[start] : width]
-    return rolled
+    behind = (width, width, array.shape[2] - width)
+    moves = ([(width - s, 0, s), (0, s, width - s), behind] for s in shifts)
+    return copy_rows([array], [_ranges(row, each) for row, each in enumerate(moves)], array.shape[2])

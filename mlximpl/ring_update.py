@@ -65,7 +65,7 @@ def ring_update(
     """Carry out a planned update and return the new buffer.
 
     Args:
-        buffer: (B, H, S, D) with S >= ring.stored, or None.
+        buffer: (B, H, S, D) with S >= ring.stored, or more rows; or None.
         columns: (B, H, N, D).
         ring: the ring before the update.
         write: `ring_write` of that ring.
@@ -74,6 +74,9 @@ def ring_update(
     """
     if buffer is None or ring.stored == 0:
         return _first_columns(columns, write, step)
+    if write.slot is not None and write.slot < buffer.shape[2] <= ring.max_size:
+        return overwrite(buffer, columns, write.slot)
+    buffer = buffer[: columns.shape[0]]
     if write.slot is None:
         if any(tails):
             ordered = shift_rows(concat(temporal_columns(buffer, ring)), tails, ring.keep, ring.stored)

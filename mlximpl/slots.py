@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .append import join
-from .filter import consecutive
 
 Slot = mx.array | None
 
@@ -65,3 +64,18 @@ def join_slots(operation: str, name: str, parts: Sequence[tuple[Slot, int]]) -> 
     return join(
         [mx.zeros((rows, *first.shape[1:]), first.dtype) if slot is None else slot for slot, rows in parts], axis=0
     )
+
+
+def consecutive(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Cut a list of rows into runs (start, stop) of neighbours.
+
+    >>> consecutive([0, 2, 3, 3, 1])
+    [(0, 1), (2, 4), (3, 4), (1, 2)]
+    """
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and runs[-1][1] == row:
+            runs[-1] = (runs[-1][0], row + 1)
+        else:
+            runs.append((row, row + 1))
+    return runs

@@ -56,6 +56,27 @@ def slot_ranges(ring: Ring, dropped: int = 0) -> list[tuple[int, int]]:
     return [(start, stop) for start, stop in ranges if start < stop]
 
 
+def ordered_ranges(ring: Ring, newest: int, stop: int) -> list[tuple[int, int, int]]:
+    """How the sinks and the newest columns, `newest` in all, go into temporal order and end before column `stop`.
+
+    Returns:
+        (first slot, the column that it goes to, how many) of each range. Sinks stay at the front.
+
+    >>> ordered_ranges(Ring(max_size=6, keep=1, stored=6, head=3, wrapped=True), newest=6, stop=8)
+    [(0, 0, 1), (3, 3, 3), (1, 6, 2)]
+    """
+    sinks = min(ring.keep, ring.stored)
+    moves = [(0, 0, sinks)] if sinks else []
+    dropped = max(0, ring.stored - newest)
+    column = stop - (ring.stored - dropped) + sinks
+    for start, end in slot_ranges(ring, dropped):
+        length = end - max(start, sinks)
+        if length > 0:
+            moves.append((end - length, column, length))
+            column += length
+    return moves
+
+
 def temporal_columns(buffer: mx.array, ring: Ring, dropped: int = 0) -> list[mx.array]:
     """The ring's columns in temporal order, as slices of `buffer` (B, H, S, D) to be joined."""
     return [buffer[..., start:stop, :] for start, stop in slot_ranges(ring, dropped)]

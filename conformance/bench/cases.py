@@ -29,14 +29,14 @@ class Case:
     rounds: int = 100
 
 
-def decode(name: str, make: Make, ring: bool = False, own: bool = False) -> Case:
+def decode(name: str, make: Make, ring: bool = False, own: bool = False, overlap: bool = False) -> Case:
     """Some steps of one token; with `own`, mlximpl's through its `attention`."""
     return Case(
         name,
         lambda module, size: steps.attention(
-            module, size, make, 1, size.steps, size.layers, size.tokens if ring else None, own
+            module, size, make, 1, size.steps, size.layers, size.tokens if ring else None, own, overlap
         ),
-        lambda size: floors.attention_over(size.tokens, size.steps, 1, size.layers, size),
+        lambda size: floors.attention_over(size.tokens, size.steps, 1, size.layers, size, overlap),
         "attention with no mask over contiguous columns, one of them written in place",
     )
 
@@ -119,6 +119,9 @@ CASES = (
     decode("decode, ragged", build.ragged),
     decode("decode, ragged, attention()", build.ragged, own=True),
     decode("decode, wrapped ring", build.wrapped, ring=True),
+    decode("decode, equal lengths, overlapped", build.equal, overlap=True),
+    decode("decode, ragged, attention(), overlapped", build.ragged, own=True, overlap=True),
+    decode("decode, wrapped ring, overlapped", build.wrapped, ring=True, overlap=True),
     prefill("prefill of 512", build.equal),
     prefill("prefill of 512, padded", build.ragged),
     prefill("prefill of 512, padded, attention()", build.ragged, own=True),
@@ -149,6 +152,12 @@ CASES = (
         "the tokens of the batch and of the row copied once",
     ),
     Case(
+        "extend by one row, again",
+        structure.extend_again,
+        copy_floor(lambda size: max(1, size.columns // 4)),
+        "the tokens of the row copied once",
+    ),
+    Case(
         "extract",
         structure.extract,
         copy_floor(lambda size: held_by(size, [size.batch // 2])),
@@ -164,6 +173,12 @@ CASES = (
     Case(
         "growth",
         structure.growth,
+        lambda size: floors.copy_of(size.growth * size.growth_rows * size.column_bytes, 1),
+        "what is held at the end copied once",
+    ),
+    Case(
+        "growth, in proportion",
+        structure.growth_in_proportion,
         lambda size: floors.copy_of(size.growth * size.growth_rows * size.column_bytes, 1),
         "what is held at the end copied once",
     ),
@@ -185,6 +200,13 @@ CASES = (
     Case(
         "churn with attention",
         lambda module, size: churn(module, size, attend=True),
+        lambda size: churn_floor(size, attend=True),
+        "the same, and attention with no mask over the longest row's columns",
+        rounds=5,
+    ),
+    Case(
+        "churn with attention()",
+        lambda module, size: churn(module, size, attend=True, own=True),
         lambda size: churn_floor(size, attend=True),
         "the same, and attention with no mask over the longest row's columns",
         rounds=5,

@@ -45,8 +45,12 @@ def turns(size: Size) -> list[Turn]:
     return made
 
 
-def churn(module: ModuleType, size: Size, attend: bool) -> Trial:
-    """All turns: filter, prefill and extend, then one step of all layers, evaluated. Times are of one step."""
+def churn(module: ModuleType, size: Size, attend: bool, own: bool = False) -> Trial:
+    """All turns: filter, prefill and extend, then one step of all layers, evaluated. Times are of one step.
+
+    With `own`, a module that has an `attention` answers with it.
+    """
+    answer = getattr(module, "attention", None) if own else None
     plan = turns(size)
     prompt = build.columns(size, size.churn_tokens, 1)
 
@@ -69,20 +73,23 @@ def churn(module: ModuleType, size: Size, attend: bool) -> Trial:
                     batch.filter(list(turn.kept))
             for tokens in turn.arriving:
                 batches = admit(batches, tokens)
-            step(batches, size, len(turn.tokens), attend)
+            step(batches, size, len(turn.tokens), attend, answer)
         return []
 
     return Trial(lambda: None, work, len(plan))
 
 
-def step(batches: list[Any], size: Size, rows: int, attend: bool) -> None:
+def step(batches: list[Any], size: Size, rows: int, attend: bool, answer: Any) -> None:
     """One token for every row, through all layers, evaluated."""
     new, out = build.columns(size, 1)[:rows], build.queries(size, 1)[:rows]
     mask = batches[0].make_mask(1, return_array=False, window_size=None)
     made: list[Any] = [] if mask is None else [mask]
     for batch in batches:
         made.append(batch.offset)
-        out = _layer(batch, new, out, mask, size.head_size**-0.5 if attend else None)
+        if answer is not None:
+            out = answer(out, batch, new, new, scale=size.head_size**-0.5, mask=mask)
+        else:
+            out = _layer(batch, new, out, mask, size.head_size**-0.5 if attend else None)
     mx.eval(made, out, arrays_of(*batches))
 
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 from conformance.bench.build import columns, file, numbers, queries
 from conformance.bench.measure import Trial
 from conformance.bench.sizes import Size
+from conformance.bench.steps import overlapped
 
 
 def copy_of(nbytes: int, layers: int, repeats: int = 1) -> Trial:
@@ -29,7 +30,7 @@ def copied(array: mx.array) -> mx.array:
     return copy
 
 
-def attention_over(width: int, steps: int, n: int, layers: int, size: Size) -> Trial:
+def attention_over(width: int, steps: int, n: int, layers: int, size: Size, overlap: bool = False) -> Trial:
     """Steps of n columns, written in place at the end of contiguous buffers of that width, and attention over all."""
     new, asked = columns(size, n), queries(size, n)
     scale = size.head_size**-0.5
@@ -46,12 +47,17 @@ def attention_over(width: int, steps: int, n: int, layers: int, size: Size) -> T
         mask = None if n == 1 else "causal"
         return mx.fast.scaled_dot_product_attention(out, buffers[0], buffers[1], scale=scale, mask=mask)
 
+    def step(held: list[list[mx.array]]) -> list[Any]:
+        out = asked
+        for buffers in held:
+            out = layer(buffers, out)
+        return [out]
+
     def work(held: list[list[mx.array]]) -> list[Any]:
+        if overlap:
+            return overlapped(lambda: step(held), steps)
         for _ in range(steps):
-            out = asked
-            for buffers in held:
-                out = layer(buffers, out)
-            mx.eval(out, held)
+            mx.eval(step(held), held)
         return []
 
     return Trial(prepare, work, steps)

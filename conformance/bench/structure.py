@@ -43,12 +43,28 @@ def extend(module: ModuleType, size: Size) -> Trial:
     def prepare() -> tuple[list[Any], list[Any]]:
         return build.layers(build.ragged, module, size), build.layers(build.one_row, module, size)
 
-    def work(both: tuple[list[Any], list[Any]]) -> list[mx.array]:
-        for cache, row in zip(*both, strict=True):
-            cache.extend(row)
-        return arrays_of(*both[0])
+    return Trial(prepare, extended)
 
-    return Trial(prepare, work)
+
+def extend_again(module: ModuleType, size: Size) -> Trial:
+    """A batch by another of one row, in the place of one that has left: rows have joined it and left it before."""
+
+    def prepare() -> tuple[list[Any], list[Any]]:
+        caches, rows = build.layers(build.ragged, module, size), build.layers(build.one_row, module, size)
+        for cache, row in zip(caches, rows, strict=True):
+            cache.extend(row)
+            cache.filter(list(range(size.batch)))
+            mx.eval(arrays_of(cache))
+        return caches, rows
+
+    return Trial(prepare, extended)
+
+
+def extended(both: tuple[list[Any], list[Any]]) -> list[mx.array]:
+    """Each of the first caches, extended by its counterpart."""
+    for cache, row in zip(*both, strict=True):
+        cache.extend(row)
+    return arrays_of(*both[0])
 
 
 def extract(module: ModuleType, size: Size) -> Trial:
@@ -60,8 +76,8 @@ def extract(module: ModuleType, size: Size) -> Trial:
     return Trial(lambda: build.layers(build.ragged, module, size), work)
 
 
-def growth(module: ModuleType, size: Size) -> Trial:
-    """One layer from nothing to `growth` columns, 64 at a time, each evaluated."""
+def growth(module: ModuleType, size: Size, part: float = 0.0) -> Trial:
+    """One layer from nothing to `growth` columns, 64 at a time, each evaluated; `part` is mlximpl's `column_growth`."""
     new = build.columns(size, 64, size.growth_rows)
 
     def work(cache: Any) -> list[Any]:
@@ -70,7 +86,18 @@ def growth(module: ModuleType, size: Size) -> Trial:
             mx.eval(arrays_of(cache))
         return []
 
-    return Trial(lambda: module.BatchKVCache([0] * size.growth_rows), work)
+    def prepare() -> Any:
+        cache = module.BatchKVCache([0] * size.growth_rows)
+        if hasattr(cache, "column_growth"):
+            cache.column_growth = part
+        return cache
+
+    return Trial(prepare, work)
+
+
+def growth_in_proportion(module: ModuleType, size: Size) -> Trial:
+    """The same, by a quarter of what is held at a time."""
+    return growth(module, size, 0.25)
 
 
 def prompt(module: ModuleType, size: Size) -> list[Any]:

@@ -98,7 +98,11 @@ def saved_scales_in_float16(original: Any, self: Any) -> Any:
     return _on_arrays(original(self), lambda x: x if x.dtype == mx.uint32 else x.astype(mx.float16))
 
 
-@breaks("QuantizedKVCache._saved_state", wrong="an untouched cache is saved as one of 64 in 8 bits", seen="refusal")
+@breaks(
+    "QuantizedKVCache._saved_state",
+    wrong="an untouched cache is saved as one of 64 in 8 bits",
+    seen="refusal packing_of_keys",
+)
 def saved_with_the_defaults(original: Any, self: Any) -> Any:
     return original(self) if self.keys is not None else (None, None, 0, 64, 8)
 

@@ -230,9 +230,20 @@ def pending_without_padding(original: Any, due: Any, stored: int, left: Any, len
     return pads, pending
 
 
-@breaks("append.spare_columns", kinds=BATCHES, wrong="pads are NaN: attention over them is too", seen="attention")
+@breaks(
+    "append.spare_columns",
+    kinds="BatchRotatingKVCache",
+    wrong="pads are NaN: attention over them is too",
+    seen="attention",
+)
 def pads_of_nan(original: Any, like: mx.array, n: int) -> Any:
     return [mx.full(spare.shape, mx.nan, spare.dtype) for spare in original(like, n)]
+
+
+@breaks("row_copies._placed", kinds=BATCHES, wrong="rows that are moved have NaN in front", seen="attention")
+def moved_rows_have_nan(original: Any, sources: Any, *rest: Any) -> Any:
+    written = original([mx.ones_like(source) for source in sources], *rest)
+    return mx.where(written == 1, original(sources, *rest), mx.array(mx.nan, written.dtype))
 
 
 @breaks(

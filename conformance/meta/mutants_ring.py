@@ -90,7 +90,7 @@ def _clipped_mask(original: Any, self: Any, n: int, *rest: Any, **more: Any) -> 
 @breaks(
     "RotatingKVCache.update_and_fetch",
     wrong="of an update longer than the ring only the newest max_size columns are fetched",
-    seen="visible columns",
+    seen="visible columns mask_width",
     also={"RotatingKVCache.make_mask": _clipped_mask},
 )
 def long_fetch_clipped(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any:

@@ -155,12 +155,23 @@ def extend_counts_columns(original: Any, self: Any, other: Any) -> None:
     self._offsets = self._offsets[:mine] + held
 
 
-@breaks(
-    "merge.stack_rows", kinds="BatchKVCache BatchRotatingKVCache", wrong="shorter rows are padded behind their tokens"
-)
-def padded_behind(original: Any, blocks: Any, stop: int, width: int | None = None) -> Any:
-    filled = [mx.pad(b, [(0, 0), (0, 0), (0, max(0, stop - b.shape[2])), (0, 0)]) for b in blocks]
-    return original(filled, stop, width)
+BATCHES = "BatchKVCache BatchRotatingKVCache"
+
+
+@breaks("row_copies.copy_rows", kinds=BATCHES, wrong="shorter rows are padded behind their tokens")
+def padded_behind(original: Any, sources: Any, rows: Any, *rest: Any) -> Any:
+    moved = [tuple(r._replace(column=r.first) if len(row) == 1 else r for r in row) for row in rows]
+    return original(sources, moved, *rest)
+
+
+@breaks("extend.write_rows", kinds=BATCHES, wrong="a row that joins overwrites the last one", seen="visible values")
+def written_over_the_last(original: Any, buffer: Any, held: int, second: Any, rows: Any) -> Any:
+    return original(buffer, held - 1, second, rows)
+
+
+@breaks("BatchKVCache._stored_arrays", "BatchRotatingKVCache._stored_arrays", wrong="spare rows are fetched too")
+def spare_rows_fetched(original: Any, self: Any) -> Any:
+    return tuple(buffer[:, :, : self._columns()] for buffer in self._buffers() or ()) or (None, None)
 
 
 # -- merge ----------------------------------------------------------------------------------------

@@ -121,13 +121,14 @@ def merge_takes_any_sinks(original: Any, cls: Any, caches: Any) -> Any:
 
 
 @breaks(
-    "batch_sinks.pad_behind",
+    "temporal_order.ordered_ranges",
     kinds=RING,
     wrong="a shorter row is padded before its sinks",
     seen="visible columns values",
 )
-def padded_before_the_sinks(original: Any, array: mx.array, n: int, keep: int) -> Any:
-    return original(array, n, 0)
+def padded_before_the_sinks(original: Any, ring: Any, newest: int, stop: int) -> Any:
+    first = stop - min(newest, ring.stored)
+    return [(slot, first + column if slot == 0 else column, n) for slot, column, n in original(ring, newest, stop)]
 
 
 @breaks("padding.shift_rows", kinds=RING, wrong="the sinks are moved with the columns behind them")

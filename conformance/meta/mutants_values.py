@@ -44,9 +44,10 @@ def values_in_the_keys_dtype(original: Any, self: Any, keys: mx.array, values: m
     return original(self, keys, values.astype(keys.dtype))
 
 
-@breaks("extend.no_columns", kinds="BatchKVCache BatchRotatingKVCache", wrong="rows without columns bring float32")
-def empty_rows_in_float32(original: Any, rows: int, heads: Any) -> Any:
-    return tuple(x.astype(mx.float32) for x in original(rows, heads))
+@breaks("row_copies.copy_rows", kinds="BatchKVCache BatchRotatingKVCache", wrong="rows without columns bring float32")
+def empty_rows_in_float32(original: Any, sources: Any, rows: Any, *rest: Any) -> Any:
+    copied = original(sources, rows, *rest)
+    return copied if all(rows) else copied.astype(mx.float32)
 
 
 @breaks(
@@ -112,16 +113,16 @@ def a_bit_off(original: Any, self: Any, keys: mx.array, values: mx.array) -> Any
 
 
 @breaks("append.append_columns", kinds="KVCache BatchKVCache", wrong="a buffer that grows loses its last column")
-def growing_loses_a_column(original: Any, buffer: Any, columns: mx.array, stored: int, step: int) -> Any:
-    grown = original(buffer, columns, stored, step)
+def growing_loses_a_column(original: Any, buffer: Any, columns: mx.array, stored: int, *rest: int) -> Any:
+    grown = original(buffer, columns, stored, *rest)
     if buffer is not None and grown.shape[2] > buffer.shape[2] and stored:
         grown[..., stored - 1, :] = 0
     return grown
 
 
 @breaks("append.append_columns", kinds="KVCache BatchKVCache", wrong="columns are written one slot early")
-def written_one_slot_early(original: Any, buffer: Any, columns: mx.array, stored: int, step: int) -> Any:
-    return original(buffer, columns, max(0, stored - 1), step)
+def written_one_slot_early(original: Any, buffer: Any, columns: mx.array, stored: int, *rest: int) -> Any:
+    return original(buffer, columns, max(0, stored - 1), *rest)
 
 
 @breaks("KVCache.update_and_fetch", "BatchKVCache.update_and_fetch", wrong="the spare columns are fetched too")

@@ -1,0 +1,156 @@
+"""Rows put together from ranges: by MLX's operations, by the plan that the CUDA kernel gets, and by the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from conformance.adapters.surface import set_device
+from mlximpl import cuda_rows
+from mlximpl.cuda_rows import copy_by_kernel, kernel_takes
+from mlximpl.row_copies import Range, Row, copy_rows
+
+HEADS, SIZE = 2, 8
+WIDTHS = (5, 9, 12)
+
+
+@pytest.fixture(autouse=True)
+def device() -> None:
+    set_device()
+
+
+def drawn(random: Random) -> tuple[list[mx.array], list[Row], int]:
+    """Sources of other widths, rows of up to three ranges in the order of their columns, and a width."""
+    sources = [
+        mx.random.normal((random.randint(1, 4), HEADS, width, SIZE), key=mx.random.key(width)) for width in WIDTHS
+    ]
+    width = random.randint(3, 14)
+    rows: list[Row] = []
+    for _ in range(random.randint(1, 7)):
+        if rows and rows[-1] and random.random() < 0.5:
+            last = rows[-1]
+            follows = tuple(each._replace(row=(each.row + 1) % sources[each.source].shape[0]) for each in last)
+            rows.append(follows)
+            continue
+        column, row = 0, []
+        for _ in range(random.choice([0, 1, 1, 1, 2, 3])):
+            source = random.randrange(len(sources))
+            first = random.randrange(WIDTHS[source])
+            column += random.randint(0, 3)
+            length = min(random.randint(1, WIDTHS[source] - first), width - column)
+            if length > 0:
+                row.append(Range(source, random.randrange(sources[source].shape[0]), first, column, length))
+                column += length
+        rows.append(tuple(row))
+    return sources, rows, width
+
+
+def expected(sources: Sequence[mx.array], rows: Sequence[Row], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """What each range brings, and where ranges are."""
+    made = np.zeros((len(rows), HEADS, width, SIZE), np.float32)
+    given = np.zeros((len(rows), width), bool)
+    for to, row in enumerate(rows):
+        for source, number, first, column, length in row:
+            made[to, :, column : column + length] = np.array(sources[source])[number, :, first : first + length]
+            given[to, column : column + length] = True
+    return made, given
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_range_arrives_and_nothing_foreign(seed: int) -> None:
+    random = Random(seed)
+    sources, rows, width = drawn(random)
+    spare = random.choice([0, 0, 2])
+    copied = np.array(copy_rows(sources, rows, width, len(rows) + spare))
+    made, given = expected(sources, rows, width)
+    assert copied.shape == (len(rows) + spare, HEADS, width, SIZE)
+    for to, row in enumerate(rows):
+        assert np.array_equal(copied[to][:, given[to]], made[to][:, given[to]])
+        beside = copied[to][:, ~given[to]]
+        own = {(each.source, each.row) for each in row}
+        kept = [np.array(sources[source])[number] for source, number in own]
+        assert all(
+            not column.any() or any((column == old).all() for held in kept for old in held.swapaxes(0, 1))
+            for column in beside.swapaxes(0, 1)
+        ), "a column beside a row's ranges is neither zero nor that row's own"
+
+
+def test_a_whole_source_is_copied_and_not_kept_alive() -> None:
+    source = mx.ones((2, HEADS, 4, SIZE))
+    copied = copy_rows([source], [(Range(0, row, 0, 0, 4),) for row in range(2)], 4)
+    copied[0, 0, 0, 0] = 7
+    assert source[0, 0, 0, 0].item() == 1
+
+
+def interpreted(arguments: dict[str, Any]) -> list[mx.array]:
+    """What the kernel's plan says, followed number by number."""
+    *sources, plan = (np.array(each) for each in arguments["inputs"])
+    heads, width, vectors, ranges = plan[:4].tolist()
+    made = np.zeros(arguments["output_shapes"][0], np.float32)
+    assert made.shape[1:] == (heads, width, vectors * cuda_rows.VECTOR // made.itemsize)
+    assert arguments["grid"][1:] == (heads, (plan.size - 4) // (cuda_rows.FIELDS * max(1, ranges)))
+    assert arguments["grid"][0] * cuda_rows.UNROLLED >= width * vectors
+    for number, (source, row, columns, first, column, length) in enumerate(plan[4:].reshape(-1, cuda_rows.FIELDS)):
+        held = sources[source]
+        assert columns == held.shape[2] or length == 0
+        made[number // ranges, :, column : column + length] = held[row, :, first : first + length]
+    return [mx.array(made)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_plan_of_the_kernel(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, rows, width = drawn(Random(seed))
+    if not any(rows):
+        rows[0] = (Range(0, 0, 0, 0, 1),)
+    monkeypatch.setattr(cuda_rows, "_kernel", lambda: lambda **arguments: interpreted(arguments))
+    copied = copy_by_kernel(sources, rows, (len(rows), HEADS, width, SIZE))
+    assert np.array_equal(np.array(copied), expected(sources, rows, width)[0])
+
+
+def test_where_the_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, odd, empty = mx.ones((1, 1, 3, 8)), mx.ones((1, 1, 3, 6)), mx.ones((1, 1, 0, 8))
+    monkeypatch.setattr(cuda_rows, "_runs", lambda dtype: True)
+    monkeypatch.setattr(cuda_rows, "on_cuda", lambda: False)
+    assert not kernel_takes([small])
+    monkeypatch.setattr(cuda_rows, "on_cuda", lambda: True)
+    assert kernel_takes([small]) and kernel_takes([small] * cuda_rows.SOURCES)
+    assert not any(kernel_takes(each) for each in ([odd], [small, empty], [small] * (cuda_rows.SOURCES + 1)))
+    monkeypatch.setattr(cuda_rows, "_runs", lambda dtype: False)
+    assert not kernel_takes([small])
+
+
+def test_a_kernel_that_fails_is_told_once_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> Any:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(cuda_rows, "_kernel", fails)
+    cuda_rows._runs.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="float32.*no compiler here") as told:
+            assert not cuda_rows._runs(mx.float32) and not cuda_rows._runs(mx.float32)
+        assert len(told) == 1
+        monkeypatch.setattr(cuda_rows, "_kernel", lambda: lambda **how: [mx.zeros(how["output_shapes"][0])])
+        with pytest.warns(UserWarning, match="copies wrongly"):
+            assert not cuda_rows._runs(mx.float16)
+    finally:
+        cuda_rows._runs.cache_clear()
+
+
+@pytest.mark.skipif(not mx.cuda.is_available(), reason="the kernel runs under CUDA alone")
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_the_kernel(dtype: mx.Dtype) -> None:
+    for seed in range(40):
+        sources, rows, width = drawn(Random(seed))
+        sources = [each.astype(dtype) for each in sources]
+        if seed % 3 == 0:  # one whose memory does not begin at a whole vector
+            flat = mx.concatenate([mx.zeros((1,), dtype), sources[0].reshape(-1)])
+            sources[0] = flat[1:].reshape(sources[0].shape)
+        assert kernel_takes(sources)
+        copied = copy_by_kernel(sources, rows, (len(rows), HEADS, width, SIZE)).astype(mx.float32)
+        wide = [each.astype(mx.float32) for each in sources]
+        assert np.array_equal(np.array(copied), expected(wide, rows, width)[0])
