@@ -178,6 +178,25 @@ def allocated(make: Callable[[], Any], operation: Operation) -> float:
     return float((mx.get_peak_memory() - before) / result.nbytes)
 
 
+@pytest.mark.parametrize("make", [batch, ring])
+def test_rows_that_come_and_go_are_seldom_copied_and_few_are_spare(make: Callable[..., Any]) -> None:
+    """Of 40 times that a row joins a batch of 16 in the place of another, how many copy the batch."""
+    cache, row, copies = make(PADS, 100), make([0], 50), 0
+    for _ in range(40):
+        held = cache._buffers()[0].shape
+        cache.extend(row)
+        rows = cache._buffers()[0].shape[0]
+        copies += rows != held[0]
+        assert rows <= 1.25 * (ROWS + 1)
+        cache.filter([0, *range(2, ROWS + 1)])
+        mx.eval(arrays_of(cache))
+    assert copies <= 2
+    cache.row_growth = 0
+    cache.filter(range(1, ROWS))
+    assert cache._buffers()[0].shape[0] == cache.keys.shape[0] == ROWS - 1
+    assert cache.nbytes == sum(buffer.nbytes for buffer in cache._buffers())
+
+
 @pytest.mark.parametrize("part, most", [(0.0, 4096), (0.25, 4096), (0.25, 1024)])
 def test_columns_copied_by_growth(part: float, most: int) -> None:
     """How often a cache of 32k tokens is copied over while it grows by single tokens, and what it has to spare."""
