@@ -5,9 +5,9 @@ import os
 import secrets
 import stat
 import sys
+from _thread import start_new_thread
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from threading import Thread
 from typing import BinaryIO
 
 if sys.platform == "darwin":
@@ -80,7 +80,7 @@ def _freed_later(path: str | None) -> Iterator[None]:
     finally:
         if number is not None:
             try:
-                Thread(target=os.close, args=(number,), name="mlximpl frees a file").start()
+                start_new_thread(os.close, (number,))  # threading.Thread would wait for it to run
             except RuntimeError:  # there can be no more threads
                 os.close(number)
 
