@@ -18,20 +18,22 @@ SHORT = 64 << 10
 WIDTH = 1028
 ROW = 4 * WIDTH
 PIECE = 1024 * ROW
+WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 ELEMENTS_MOST = 2**31 - 1
 """The longest axis that MLX has, and so the longest tensor that it can look at as one row of words."""
 
 
 class Sums(NamedTuple):
-    """The sums of the columns, (1028,), and what lies behind the last row: arrays, perhaps not evaluated yet."""
+    """The sums of the columns, (1028,), and all of the words: perhaps not evaluated yet."""
 
     columns: mx.array
-    rest: mx.array
+    words: Any
 
     def checksum(self) -> int:
         """The checksum; evaluates the arrays."""
         mx.eval(self)
-        return zlib.crc32(_view(self.rest), zlib.crc32(_view(self.columns)))
+        content = _bytes(self.words)
+        return zlib.crc32(content[len(content) // ROW * ROW :], zlib.crc32(_bytes(self.columns)))
 
 
 def sums_of(array: mx.array) -> Sums:
@@ -39,36 +41,31 @@ def sums_of(array: mx.array) -> Sums:
 
     It is made on the CPU, where a file is read and written, so that nothing moves to a GPU for it.
     """
-    if array.size > ELEMENTS_MOST:
-        return _sums_of_bytes(memoryview(array).cast("B"))  # type: ignore[arg-type]
     with mx.stream(mx.cpu):
-        if array.dtype == mx.float64:
-            array = array.view(mx.uint64)
-        flat = (array.view(mx.uint32) if array.itemsize >= 4 else array).reshape(-1)
-        at = flat.nbytes // ROW * ROW // flat.itemsize
-        return Sums(_column_sums(flat[:at].view(mx.uint32)), flat[at:])
+        words = array.view(WORDS[min(array.itemsize, 4)])
+        if words.size > ELEMENTS_MOST:
+            return _sums_of_bytes(_bytes(words))
+        return Sums(_column_sums(words, words.nbytes // ROW), words)
 
 
-def _sums_of_bytes(view: memoryview) -> Sums:
-    columns, whole = mx.zeros((WIDTH,), mx.uint32), len(view) // ROW * ROW
-    with mx.stream(mx.cpu):
-        for at in range(0, whole, PIECE):
-            columns = columns + _column_sums(_words(view[at : min(at + PIECE, whole)]).view(mx.uint32))
-            mx.eval(columns)
-    return Sums(columns, _words(view[whole:]))
+def _sums_of_bytes(content: memoryview) -> Sums:
+    columns, whole = mx.zeros((WIDTH,), mx.uint32), len(content) // ROW * ROW
+    for at in range(0, whole, PIECE):
+        given: Any = content[at : min(at + PIECE, whole)]
+        columns = columns + _column_sums(mx.array(given), given.nbytes // ROW)
+        mx.eval(columns)
+    return Sums(columns, content)
 
 
-def _column_sums(words: mx.array) -> mx.array:
-    return words.reshape(-1, WIDTH).sum(axis=0)
+def _column_sums(words: mx.array, rows: int) -> mx.array:
+    """Of so many rows; made of few operations, since they take longer than to add up a tensor of 1 MB."""
+    width = ROW // words.itemsize
+    return mx.as_strided(words, (rows, width), (width, 1)).view(mx.uint32).sum(axis=0)
 
 
-def _words(view: memoryview) -> mx.array:
-    given: Any = view
-    return mx.array(given) if len(view) else mx.zeros((0,), mx.uint8)
-
-
-def _view(array: mx.array) -> memoryview:
-    return memoryview(array) if array.size else memoryview(b"")  # type: ignore[arg-type]
+def _bytes(words: Any) -> memoryview:
+    view = memoryview(words)
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def sums_if_long(array: mx.array) -> Sums | None:

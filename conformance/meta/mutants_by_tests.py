@@ -277,7 +277,7 @@ def seal_not_checked(original: Any, raw: bytes) -> bool | None:
 )
 def rest_not_added(original: Any, array: mx.array) -> Any:
     sums = original(array)
-    return sums._replace(rest=sums.rest[:0])
+    return sums._replace(words=sums.words[:0])
 
 
 @breaks(
