@@ -13,7 +13,8 @@ import pytest
 from conformance.adapters.surface import set_device
 from mlximpl import cuda_rows
 from mlximpl.cuda_rows import copy_by_kernel, kernel_takes
-from mlximpl.row_copies import Range, Row, copy_rows
+from mlximpl.row_copies import copy_rows
+from mlximpl.row_plan import Range, Row, RowPlan, shifted
 
 HEADS, SIZE = 2, 8
 WIDTHS = (5, 9, 12)
@@ -66,7 +67,7 @@ def test_every_range_arrives_and_nothing_foreign(seed: int) -> None:
     random = Random(seed)
     sources, rows, width = drawn(random)
     spare = random.choice([0, 0, 2])
-    copied = np.array(copy_rows(sources, rows, width, len(rows) + spare))
+    copied = np.array(copy_rows(sources, RowPlan(rows), width, len(rows) + spare))
     made, given = expected(sources, rows, width)
     assert copied.shape == (len(rows) + spare, HEADS, width, SIZE)
     for to, row in enumerate(rows):
@@ -82,7 +83,7 @@ def test_every_range_arrives_and_nothing_foreign(seed: int) -> None:
 
 def test_a_whole_source_is_copied_and_not_kept_alive() -> None:
     source = mx.ones((2, HEADS, 4, SIZE))
-    copied = copy_rows([source], [(Range(0, row, 0, 0, 4),) for row in range(2)], 4)
+    copied = copy_rows([source], shifted((0, 1), (0, 0), 4, 0), 4)
     copied[0, 0, 0, 0] = 7
     assert source[0, 0, 0, 0].item() == 1
 
@@ -108,7 +109,7 @@ def test_the_plan_of_the_kernel(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     if not any(rows):
         rows[0] = (Range(0, 0, 0, 0, 1),)
     monkeypatch.setattr(cuda_rows, "_kernel", lambda: lambda **arguments: interpreted(arguments))
-    copied = copy_by_kernel(sources, rows, (len(rows), HEADS, width, SIZE))
+    copied = copy_by_kernel(sources, RowPlan(rows), (len(rows), HEADS, width, SIZE))
     assert np.array_equal(np.array(copied), expected(sources, rows, width)[0])
 
 
@@ -151,6 +152,6 @@ def test_the_kernel(dtype: mx.Dtype) -> None:
             flat = mx.concatenate([mx.zeros((1,), dtype), sources[0].reshape(-1)])
             sources[0] = flat[1:].reshape(sources[0].shape)
         assert kernel_takes(sources)
-        copied = copy_by_kernel(sources, rows, (len(rows), HEADS, width, SIZE)).astype(mx.float32)
+        copied = copy_by_kernel(sources, RowPlan(rows), (len(rows), HEADS, width, SIZE)).astype(mx.float32)
         wide = [each.astype(mx.float32) for each in sources]
         assert np.array_equal(np.array(copied), expected(wide, rows, width)[0])

@@ -10,8 +10,9 @@ from .cuda_rows import kernel_takes
 from .device import on_cuda
 from .extend import extend_rows, write_rows
 from .padding import Pending, announce, join_pending, shift_rows
-from .row_copies import Range, Row, copy_rows
+from .row_copies import copy_rows
 from .row_numbers import Ints, RowNumbers
+from .row_plan import RowPlan, shifted
 
 
 class BatchCache(Cache, RowNumbers):
@@ -176,23 +177,20 @@ class BatchCache(Cache, RowNumbers):
         self._drop_front(first)
         self._set_rows(tuple(p - first for p in pads), offsets, pending)
 
-    def _taken(self, buffer: mx.array, rows: Sequence[int], first: int, allocated: int) -> mx.array:
+    def _taken(self, buffer: mx.array, rows: Ints, first: int, allocated: int) -> mx.array:
         """Some rows of a buffer (B, H, S, D) without its first columns."""
         stored, width = self._columns(), buffer.shape[2] - first
         if kernel_takes([buffer]):
             width = self._width_for(stored - first)
-        live = ((row, max(first, self._first_column(row))) for row in rows)
-        ranges = [
-            (Range(0, row, start, start - first, stored - start),) if start < stored else () for row, start in live
-        ]
-        return copy_rows([buffer], ranges, width, max(allocated, len(rows)))
+        plan = shifted(rows, self._first_columns(), stored, -first)
+        return copy_rows([buffer], plan, width, max(allocated, len(rows)))
 
     def _width_for(self, columns: int) -> int:
         """How many columns a new buffer has that holds so many."""
         raise NotImplementedError
 
-    def _first_column(self, row: int) -> int:
-        """Before which column of a row nothing needs to be kept."""
+    def _first_columns(self) -> Ints:
+        """Before which column nothing of each row needs to be kept."""
         raise NotImplementedError
 
     def _useless_columns(self, pads: Ints) -> int:
@@ -203,12 +201,10 @@ class BatchCache(Cache, RowNumbers):
         """Note that the first n columns are gone: all of them if no row is left."""
         raise NotImplementedError
 
-    def _append_rows(
-        self, other: "BatchCache", mine: Sequence[Row], theirs: Sequence[Row], stop: int, stays: bool
-    ) -> None:
+    def _append_rows(self, other: "BatchCache", mine: RowPlan, theirs: RowPlan, stop: int, stays: bool) -> None:
         """Put the other batch's rows behind these, both ending before column `stop`.
 
-        `mine` and `theirs` are each row's ranges; `stays` says that these rows' columns lie there already. The heads
+        `mine` and `theirs` are the rows of each; `stays` says that these rows' columns lie there already. The heads
         have been compared, and the caller notes the new number of columns.
         """
         pads = [p + stop - side._columns() for side in (self, other) for p in side._pads]

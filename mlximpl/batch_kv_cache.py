@@ -10,9 +10,9 @@ from .checks import check_mask, check_rows, check_solo, check_update, common_hea
 from .extract import extract_row
 from .kv_cache import KVCache
 from .masks import Mask, batch_mask
-from .merge import merged_rows
-from .row_copies import Range, Row, copy_rows
+from .row_copies import copy_rows
 from .row_numbers import Ints
+from .row_plan import RowPlan, moved_sources, shifted
 from .saved_columns import hide_pads
 from .states import (
     PENDING,
@@ -113,22 +113,18 @@ class BatchKVCache(BatchCache):
             raise ValueError(f"extend a BatchKVCache by a {type(other).__name__}")
         common_heads("extend", (self._heads(), other._heads()))
         stop = max(self._stored, other._stored)
-        stays = self._stored == stop
-        self._append_rows(other, self._ranges(stop), other._ranges(stop), stop, stays)
+        self._append_rows(other, self._aligned(stop), other._aligned(stop), stop, stays=self._stored == stop)
         self._stored = stop
 
-    def _ranges(self, stop: int) -> list[Row]:
-        """Where each row's tokens lie, and go so that all rows end before column `stop`."""
-        stored = self._stored
-        return [
-            (Range(0, row, p, p + stop - stored, stored - p),) if p < stored else () for row, p in enumerate(self._pads)
-        ]
+    def _aligned(self, stop: int) -> RowPlan:
+        """The rows' tokens where they end before column `stop`."""
+        return shifted(tuple(range(self._rows())), self._pads, self._stored, stop - self._stored)
 
     def _width_for(self, columns: int) -> int:
         return rounded(columns, self.step)
 
-    def _first_column(self, row: int) -> int:
-        return self._pads[row]
+    def _first_columns(self) -> Ints:
+        return self._pads
 
     def extract(self, idx: int) -> KVCache:
         """One row as a solo cache in memory of its own; right pads and left pads due stay behind.
@@ -142,8 +138,9 @@ class BatchKVCache(BatchCache):
         cache = KVCache()
         buffers = self._buffers()
         if buffers is not None:
-            cache.keys, cache.values = (extract_row([b], row, start, stop) for b in buffers)
-            cache.offset = stop - start
+            width = stop - start
+            cache.keys, cache.values = (extract_row(b, row, ((start, 0, width),), width) for b in buffers)
+            cache.offset = width
         return cache
 
     @classmethod
@@ -162,9 +159,10 @@ class BatchKVCache(BatchCache):
         batch = cls([stop - c.offset for c in caches])
         if heads is not None:
             found = [c._buffers() for c in caches]
-            rows = merged_rows(found, [[(0, stop - c.offset, c.offset)] for c in caches])
+            moves = ((0, stop - c.offset, c.offset) for c in caches)
+            plan = moved_sources(tuple(each and (move,) for each, move in zip(found, moves, strict=True)))
             batch.keys, batch.values = (
-                copy_rows(buffers, rows, batch._width_for(stop)) for buffers in zip(*filter(None, found), strict=True)
+                copy_rows(buffers, plan, batch._width_for(stop)) for buffers in zip(*filter(None, found), strict=True)
             )
             batch._stored = stop
             batch._offsets = tuple(c.offset for c in caches)

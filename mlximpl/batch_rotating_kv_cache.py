@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .append import concat, join, rounded
+from .append import join, rounded
 from .batch_cache import BatchCache
 from .batch_sinks import sink_slots, with_sinks
 from .checks import check_mask, check_ring, check_rows, check_solo, check_update, common_heads, whole
 from .device import on_cuda
 from .extract import extract_row
 from .masks import Mask, batch_mask, sinks_mask
-from .merge import merged_rows, pad_front
 from .ring_update import ring_update, ring_write
 from .rotating_kv_cache import RotatingKVCache
-from .row_copies import Range, copy_rows
+from .row_copies import copy_rows
 from .row_numbers import Ints
+from .row_plan import Move, moved_alike, moved_sources
 from .saved_columns import hide_pads
 from .states import (
     PENDING,
@@ -28,7 +28,7 @@ from .states import (
     state_int,
     state_ints,
 )
-from .temporal_order import Ring, ordered_ranges, temporal_columns
+from .temporal_order import Ring, ordered_moves, row_moves, temporal_columns
 from .trim import ring_can_trim, ring_limit, ring_trim
 
 
@@ -179,8 +179,8 @@ class BatchRotatingKVCache(BatchCache):
     def _width_for(self, columns: int) -> int:
         return max(columns, min(rounded(columns, self.step), self.max_size))
 
-    def _first_column(self, row: int) -> int:
-        return 0
+    def _first_columns(self) -> Ints:
+        return (0,) * self._rows()
 
     def _may_have_spare_rows(self, pads: Sequence[int]) -> bool:
         # A ring's pads are evicted in time, and no mask is needed any more.
@@ -205,17 +205,14 @@ class BatchRotatingKVCache(BatchCache):
             raise ValueError(f"extend a ring with keep {self.keep} by one with keep {other.keep}")
         common_heads("extend", (self._heads(), other._heads()))
         mine, theirs = self._ring, other._ring
-        if mine.wrapped and theirs.wrapped and mine.head == theirs.head:
-            after = mine
-            moves = [[(0, 0, mine.stored)]] * 2
-        else:
+        after = mine
+        moves: tuple[Move, ...] = ((0, 0, mine.stored),)
+        others = moves
+        if not (mine.wrapped and theirs.wrapped and mine.head == theirs.head):
             after = mine.in_order(max(mine.stored, theirs.stored))
-            moves = [ordered_ranges(ring, ring.stored, after.stored) for ring in (mine, theirs)]
-        rows, others = (
-            [tuple(Range(0, row, *move) for move in moved) for row in range(each._rows())]
-            for each, moved in zip((self, other), moves, strict=True)
-        )
-        self._append_rows(other, rows, others, after.stored, stays=after == mine)
+            moves, others = (ordered_moves(ring, ring.stored, after.stored) for ring in (mine, theirs))
+        plan, joined = moved_alike(self._rows(), moves), moved_alike(other._rows(), others)
+        self._append_rows(other, plan, joined, after.stored, stays=after == mine)
         self._ring = after
 
     def extract(self, idx: int) -> RotatingKVCache:
@@ -234,10 +231,8 @@ class BatchRotatingKVCache(BatchCache):
         buffers = self._buffers()
         if buffers is not None:
             sinks = min(self.keep, offset)
-            cache.keys, cache.values = (
-                _row(temporal_columns(b, self._ring), row, sinks, self.keep, stop - (width - sinks), stop)
-                for b in buffers
-            )
+            moves = row_moves(self._ring, sinks, stop - (width - sinks), stop)
+            cache.keys, cache.values = (extract_row(b, row, moves, width) for b in buffers)
             cache.offset = offset
             cache._ring = self._ring.in_order(width)
             cache._pads = width - held
@@ -266,9 +261,10 @@ class BatchRotatingKVCache(BatchCache):
         batch = cls(sizes[0], [width - min(c._ring.stored - c._pads, c.size()) for c in caches], kept[0])
         if heads is not None:
             found = [c._buffers() for c in caches]
-            rows = merged_rows(found, [ordered_ranges(c._ring, c.size(), width) for c in caches])
+            moves = (ordered_moves(c._ring, c.size(), width) for c in caches)
+            plan = moved_sources(tuple(each and way for each, way in zip(found, moves, strict=True)))
             batch.keys, batch.values = (
-                copy_rows(buffers, rows, batch._width_for(width)) for buffers in zip(*filter(None, found), strict=True)
+                copy_rows(buffers, plan, batch._width_for(width)) for buffers in zip(*filter(None, found), strict=True)
             )
             batch._ring = batch._ring.in_order(width)
             batch._offsets = tuple(c.offset for c in caches)
@@ -332,10 +328,3 @@ class BatchRotatingKVCache(BatchCache):
         keep = f", keep={self.keep}" if self.keep else ""
         columns = f"columns={self._ring.stored}, offset={list(self._offsets)}"
         return f"BatchRotatingKVCache(max_size={self.max_size}{keep}, {columns})"
-
-
-def _row(columns: list[mx.array], row: int, sinks: int, keep: int, start: int, stop: int) -> mx.array:
-    """The first `sinks` columns of a row, and those from start to stop; pads for what lies before column `keep`."""
-    missing = max(0, keep - start)
-    behind = pad_front(extract_row(columns, row, start + missing, stop), missing)
-    return concat([extract_row(columns, row, 0, sinks), behind]) if sinks else behind

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from .device import on_cuda
-from .row_numbers import int_array
+from .row_plan import RowPlan, moved
 
 SOURCES = 32
 """The most that one call takes: it is compiled once for all numbers of them."""
@@ -31,27 +31,34 @@ def kernel_takes(sources: Sequence[mx.array]) -> bool:
     return size * dtype.size % VECTOR == 0 and all(s.size for s in sources) and _runs(dtype)
 
 
-def copy_by_kernel(sources: Sequence[mx.array], rows: Sequence[Any], shape: tuple[int, int, int, int]) -> mx.array:
+def copy_by_kernel(sources: Sequence[mx.array], plan: RowPlan, shape: tuple[int, int, int, int]) -> mx.array:
     """`row_copies.copy_rows` to an array of this shape."""
     _, heads, width, size = shape
     dtype = sources[0].dtype
     vectors = size * dtype.size // VECTOR
-    ranges = max((len(row) for row in rows), default=0)
-    plan = [heads, width, vectors, ranges]
-    for row in rows:
-        for source, number, first, column, count in row:
-            plan += [source, number, sources[source].shape[2], first, column, count]
-        plan += [0] * (FIELDS * (ranges - len(row)))
     blocks = -(-width * vectors // (THREADS * UNROLLED))
+    numbers = _numbers(plan, tuple(source.shape[2] for source in sources), heads, width, vectors)
     made: list[mx.array] = _kernel()(
-        inputs=[*sources, *[sources[0]] * (SOURCES - len(sources)), int_array("plan", tuple(plan))],
+        inputs=[*sources, *[sources[0]] * (SOURCES - len(sources)), numbers],
         template=[("T", dtype)],
-        grid=(blocks * THREADS, heads, len(rows)),
+        grid=(blocks * THREADS, heads, len(plan.rows)),
         threadgroup=(THREADS, 1, 1),
         output_shapes=[shape],
         output_dtypes=[dtype],
     )
     return made[0]
+
+
+@lru_cache(maxsize=16)
+def _numbers(plan: RowPlan, columns: tuple[int, ...], heads: int, width: int, vectors: int) -> mx.array:
+    """The plan as the kernel reads it; `columns` is how many each source has."""
+    ranges = max(len(row) for row in plan.rows)
+    numbers = [heads, width, vectors, ranges]
+    for row in plan.rows:
+        for source, number, first, column, length in row:
+            numbers += [source, number, columns[source], first, column, length]
+        numbers += [0] * (FIELDS * (ranges - len(row)))
+    return mx.array(numbers, dtype=mx.int32)
 
 
 @lru_cache(maxsize=1)
@@ -109,7 +116,7 @@ def _runs(dtype: mx.Dtype) -> bool:
     """Try the kernel on a small array, once for each dtype: where it does not run, MLX's operations are used."""
     try:
         array = mx.arange(2 * 3 * VECTOR).reshape(2, 1, 3, VECTOR).astype(dtype)
-        made = copy_by_kernel([array], [((0, 1, 0, 1, 2),)], (1, 1, 3, VECTOR))
+        made = copy_by_kernel([array], moved((1,), (((0, 1, 2),),)), (1, 1, 3, VECTOR))
         expected = mx.concatenate([mx.zeros((1, 1, 1, VECTOR), dtype), array[1:, :, :2]], axis=2)
         if bool(mx.array_equal(made, expected)):
             return True

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .checks import check_columns, check_rows
-from .row_copies import Range, copy_rows
+from .row_copies import copy_rows
+from .row_plan import shifted
 
 
 def filter_rows(keys: mx.array, values: mx.array, rows: Sequence[int] | mx.array) -> tuple[mx.array, mx.array]:
@@ -36,4 +37,4 @@ def take_rows(array: mx.array, rows: Sequence[int]) -> mx.array:
     if list(rows) == list(range(array.shape[0])):
         return array[...]
     width = array.shape[2]
-    return copy_rows([array], [(Range(0, row, 0, 0, width),) for row in rows], width)
+    return copy_rows([array], shifted(tuple(rows), (0,) * array.shape[0], width, 0), width)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .append import concat, spare_columns
 from .checks import check_columns, check_size, common_heads, heads_of
-from .row_copies import Range, Row, copy_rows
+from .row_copies import copy_rows
+from .row_plan import Range, RowPlan
 
 
 class MergedRows(NamedTuple):
@@ -55,27 +55,9 @@ def merge_rows(rows: Sequence[tuple[mx.array, mx.array]], width: int = 0) -> Mer
 
 def stack_rows(blocks: Sequence[mx.array], width: int) -> mx.array:
     """Rows (b, H, S, D) under each other, all ending in the last of `width` columns, with zeros before them."""
-    rows: list[Row] = []
-    for source, block in enumerate(blocks):
-        columns = block.shape[2]
-        moved = [Range(source, row, 0, width - columns, columns) for row in range(block.shape[0])]
-        rows += [(each,) if columns else () for each in moved]
-    return copy_rows(blocks, rows, width)
-
-
-def merged_rows(found: Sequence[object | None], moves: Sequence[Sequence[tuple[int, int, int]]]) -> list[Row]:
-    """The ranges of rows that come from a source each: those found, one behind the other.
-
-    `moves` are (first column, where it goes, how many) of each row; none of those that have no source.
-    """
-    rows: list[Row] = []
-    source = 0
-    for each, moved in zip(found, moves, strict=True):
-        rows.append(tuple(Range(source, 0, *move) for move in moved if each is not None and move[2] > 0))
-        source += each is not None
-    return rows
-
-
-def pad_front(array: mx.array, n: int) -> mx.array:
-    """Put n zero columns in front of an array (B, H, S, D)."""
-    return concat([*spare_columns(array, n), array]) if n > 0 else array
+    rows = [
+        (Range(source, row, 0, width - block.shape[2], block.shape[2]),) if block.shape[2] else ()
+        for source, block in enumerate(blocks)
+        for row in range(block.shape[0])
+    ]
+    return copy_rows(blocks, RowPlan(rows), width)

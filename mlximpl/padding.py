@@ -12,7 +12,8 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .checks import check_size, row_numbers, whole_numbers
-from .row_copies import Range, Row, copy_rows
+from .row_copies import copy_rows
+from .row_plan import moved
 
 
 class Pending(NamedTuple):
@@ -154,15 +155,8 @@ def shift_rows(array: mx.array, shifts: Sequence[int], keep: int, width: int) ->
     Returns:
         (len(shifts), H, S, D).
     """
-    rows = [
-        _ranges(row, [(0, 0, keep), (keep, keep + shift, width - keep - shift)]) for row, shift in enumerate(shifts)
-    ]
-    return copy_rows([array], rows, array.shape[2])
-
-
-def _ranges(row: int, moves: Sequence[tuple[int, int, int]]) -> Row:
-    """The ranges of a row whose columns move: (first, where it goes, how many) for each."""
-    return tuple(Range(0, row, first, column, count) for first, column, count in moves if count > 0)
+    moves = tuple(((0, 0, keep), (keep, keep + s, width - keep - s)) for s in shifts)
+    return copy_rows([array], moved(tuple(range(len(shifts))), moves), array.shape[2])
 
 
 def runs_of_equals(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -200,5 +194,5 @@ def roll_rows(array: mx.array, shifts: Sequence[int], width: int | None = None) 
     if not any(shifts):
         return array[...]
     behind = (width, width, array.shape[2] - width)
-    moves = ([(width - s, 0, s), (0, s, width - s), behind] for s in shifts)
-    return copy_rows([array], [_ranges(row, each) for row, each in enumerate(moves)], array.shape[2])
+    moves = tuple(((width - s, 0, s), (0, s, width - s), behind) for s in shifts)
+    return copy_rows([array], moved(tuple(range(len(shifts))), moves), array.shape[2])

@@ -56,14 +56,14 @@ def slot_ranges(ring: Ring, dropped: int = 0) -> list[tuple[int, int]]:
     return [(start, stop) for start, stop in ranges if start < stop]
 
 
-def ordered_ranges(ring: Ring, newest: int, stop: int) -> list[tuple[int, int, int]]:
+def ordered_moves(ring: Ring, newest: int, stop: int) -> tuple[tuple[int, int, int], ...]:
     """How the sinks and the newest columns, `newest` in all, go into temporal order and end before column `stop`.
 
     Returns:
         (first slot, the column that it goes to, how many) of each range. Sinks stay at the front.
 
-    >>> ordered_ranges(Ring(max_size=6, keep=1, stored=6, head=3, wrapped=True), newest=6, stop=8)
-    [(0, 0, 1), (3, 3, 3), (1, 6, 2)]
+    >>> ordered_moves(Ring(max_size=6, keep=1, stored=6, head=3, wrapped=True), newest=6, stop=8)
+    ((0, 0, 1), (3, 3, 3), (1, 6, 2))
     """
     sinks = min(ring.keep, ring.stored)
     moves = [(0, 0, sinks)] if sinks else []
@@ -74,7 +74,21 @@ def ordered_ranges(ring: Ring, newest: int, stop: int) -> list[tuple[int, int, i
         if length > 0:
             moves.append((end - length, column, length))
             column += length
-    return moves
+    return tuple(moves)
+
+
+def row_moves(ring: Ring, sinks: int, start: int, stop: int) -> tuple[tuple[int, int, int], ...]:
+    """How `sinks` sinks and the columns from start to stop become a row in temporal order, as `ordered_moves` tells it.
+
+    Pads are left for what lies before the ring's column `keep`, where its own sinks are.
+    """
+    parts = ((0, sinks, 0), (max(start, ring.keep), stop, sinks - start))
+    return tuple(
+        (slot + low - column, low + shift, high - low)
+        for first, last, shift in parts
+        for slot, column, length in ordered_moves(ring, ring.stored, ring.stored)
+        if (low := max(column, first)) < (high := min(column + length, last))
+    )
 
 
 def temporal_columns(buffer: mx.array, ring: Ring, dropped: int = 0) -> list[mx.array]:

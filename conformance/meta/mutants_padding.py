@@ -242,8 +242,8 @@ def pads_of_nan(original: Any, like: mx.array, n: int) -> Any:
 
 @breaks("row_copies._placed", kinds=BATCHES, wrong="rows that are moved have NaN in front", seen="attention")
 def moved_rows_have_nan(original: Any, sources: Any, *rest: Any) -> Any:
-    written = original([mx.ones_like(source) for source in sources], *rest)
-    return mx.where(written == 1, original(sources, *rest), mx.array(mx.nan, written.dtype))
+    made, written = original(sources, *rest), original([mx.ones_like(source) for source in sources], *rest)
+    return made if made.dtype == mx.uint64 else mx.where(written == 1, made, mx.array(mx.nan, made.dtype))
 
 
 @breaks(

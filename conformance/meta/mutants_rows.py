@@ -159,14 +159,14 @@ BATCHES = "BatchKVCache BatchRotatingKVCache"
 
 
 @breaks("row_copies.copy_rows", kinds=BATCHES, wrong="shorter rows are padded behind their tokens")
-def padded_behind(original: Any, sources: Any, rows: Any, *rest: Any) -> Any:
-    moved = [tuple(r._replace(column=r.first) if len(row) == 1 else r for r in row) for row in rows]
-    return original(sources, moved, *rest)
+def padded_behind(original: Any, sources: Any, plan: Any, *rest: Any) -> Any:
+    rows = [tuple(r._replace(column=r.first) if len(row) == 1 else r for r in row) for row in plan.rows]
+    return original(sources, type(plan)(rows), *rest)
 
 
 @breaks("extend.write_rows", kinds=BATCHES, wrong="a row that joins overwrites the last one", seen="visible values")
-def written_over_the_last(original: Any, buffer: Any, held: int, second: Any, rows: Any) -> Any:
-    return original(buffer, held - 1, second, rows)
+def written_over_the_last(original: Any, buffer: Any, held: int, *rest: Any) -> Any:
+    return original(buffer, held - 1, *rest)
 
 
 @breaks("BatchKVCache._stored_arrays", "BatchRotatingKVCache._stored_arrays", wrong="spare rows are fetched too")

@@ -121,14 +121,14 @@ def merge_takes_any_sinks(original: Any, cls: Any, caches: Any) -> Any:
 
 
 @breaks(
-    "temporal_order.ordered_ranges",
+    "temporal_order.ordered_moves",
     kinds=RING,
     wrong="a shorter row is padded before its sinks",
     seen="visible columns values",
 )
 def padded_before_the_sinks(original: Any, ring: Any, newest: int, stop: int) -> Any:
     first = stop - min(newest, ring.stored)
-    return [(slot, first + column if slot == 0 else column, n) for slot, column, n in original(ring, newest, stop)]
+    return tuple((slot, first + to if slot == 0 else to, n) for slot, to, n in original(ring, newest, stop))
 
 
 @breaks("padding.shift_rows", kinds=RING, wrong="the sinks are moved with the columns behind them")
@@ -169,15 +169,11 @@ def extracted_with_unwritten_sinks(original: Any, self: Any, idx: int) -> Any:
     return made
 
 
-@breaks("batch_rotating_kv_cache._row", kinds=RING, wrong="pads are put in front of an extracted row's sinks")
-def extracted_pads_before_the_sinks(
-    original: Any, columns: Any, row: int, sinks: int, keep: int, start: int, stop: int
-) -> Any:
-    made = original(columns, row, sinks, keep, start, stop)
-    missing = max(0, keep - start)
-    return mx.concatenate(
-        [made[..., sinks : sinks + missing, :], made[..., :sinks, :], made[..., sinks + missing :, :]], 2
-    )
+@breaks("temporal_order.row_moves", kinds=RING, wrong="pads are put in front of an extracted row's sinks")
+def extracted_pads_before_the_sinks(original: Any, ring: Any, sinks: int, start: int, stop: int) -> Any:
+    missing = max(0, ring.keep - start)
+    moves = original(ring, sinks, start, stop)
+    return tuple((slot, to + missing if to < sinks else to, n) for slot, to, n in moves)
 
 
 @breaks(

@@ -45,9 +45,9 @@ def values_in_the_keys_dtype(original: Any, self: Any, keys: mx.array, values: m
 
 
 @breaks("row_copies.copy_rows", kinds="BatchKVCache BatchRotatingKVCache", wrong="rows without columns bring float32")
-def empty_rows_in_float32(original: Any, sources: Any, rows: Any, *rest: Any) -> Any:
-    copied = original(sources, rows, *rest)
-    return copied if all(rows) else copied.astype(mx.float32)
+def empty_rows_in_float32(original: Any, sources: Any, plan: Any, *rest: Any) -> Any:
+    copied = original(sources, plan, *rest)
+    return copied if all(plan.rows) else copied.astype(mx.float32)
 
 
 @breaks(

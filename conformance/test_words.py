@@ -1,4 +1,4 @@
-"""A row that is long enough to be copied as wider elements than it has comes out bit for bit."""
+"""Rows that are long enough to be copied as wider elements than they have come out bit for bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import mlx.core as mx
 import pytest
 
 import mlximpl
-from mlximpl.extract import WIDE_LEAST, extract_row
+from mlximpl.row_copies import copy_rows
+from mlximpl.row_plan import Range, RowPlan
+from mlximpl.words import WIDE_LEAST
 
 ROWS, HEADS, COLUMNS = 3, 2, 700
 DTYPES = [mx.float32, mx.float16, mx.bfloat16, mx.uint8, mx.complex64]
@@ -51,12 +53,15 @@ LAYOUTS: dict[str, Callable[[mx.array], mx.array]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_long_row_in_two_parts_however_it_lies(dtype: mx.Dtype, layout: str) -> None:
+def test_rows_of_two_long_buffers_however_they_lie(dtype: mx.Dtype, layout: str) -> None:
     parts = [bits(dtype, 64), bits(dtype, 64, 600)]
-    whole = mx.concatenate(parts, axis=2)
     laid = [LAYOUTS[layout](part) for part in parts]
-    for start, stop in ((0, 1300), (1, 1299), (0, 700), (700, 1300), (650, 720), (710, 710)):
-        assert same(extract_row(laid, 1, start, stop), whole[1:2, :, start:stop])
+    for first, length in ((0, 600), (1, 599), (5, 1), (300, 300)):
+        plan = RowPlan([(Range(1, 2, first, 10, length),), (Range(0, 1, 650, 0, 50), Range(1, 0, first, 50, length))])
+        made = copy_rows(laid, plan, 700)
+        assert same(made[:1, :, 10 : 10 + length], parts[1][2:, :, first : first + length])
+        assert same(made[1:, :, :50], parts[0][1:2, :, 650:])
+        assert same(made[1:, :, 50 : 50 + length], parts[1][:1, :, first : first + length])
 
 
 def test_a_long_row_does_not_keep_the_batch_in_memory() -> None:
