@@ -81,11 +81,14 @@ class BatchCache(Cache, RowNumbers):
 
     def _stored_arrays(self) -> tuple[mx.array | None, mx.array | None]:
         keys, values = self._keys, self._values
-        rows = len(self._pads)
-        if keys is None or values is None or keys.shape[0] == rows == values.shape[0]:
-            return super()._stored_arrays()
-        stored = self._columns()
-        return keys[:rows, :, :stored], values[:rows, :, :stored]
+        if keys is None or values is None:
+            return None, None
+        rows, stored, held = len(self._pads), self._columns(), keys.shape
+        if held[0] != rows or values.shape[0] != rows:
+            return keys[:rows, :, :stored], values[:rows, :, :stored]
+        if held[2] == stored:
+            return keys[...], values[...]
+        return keys[:, :, :stored], values[:, :, :stored]
 
     def _check_announced(self, n: int) -> None:
         """Refuse n columns that cannot follow what prepare() announced."""

@@ -11,7 +11,7 @@ from .extract import extract_row
 from .kv_cache import KVCache
 from .masks import Mask, batch_mask
 from .row_copies import copy_rows
-from .row_numbers import Ints
+from .row_numbers import Ints, advanced
 from .row_plan import RowPlan, moved_sources, shifted
 from .saved_columns import hide_pads
 from .states import (
@@ -69,7 +69,7 @@ class BatchKVCache(BatchCache):
         new_values = append_columns(self._values, values, self._stored, self.step, spare)
         self._keys, self._values = new_keys, new_values
         self._stored += n
-        self._offsets = tuple([o + n for o in self._offsets])
+        self._offsets = advanced(self._offsets, n)
         self._pending = pending
         return self.keys_and_values()
 

@@ -14,7 +14,7 @@ from .masks import Mask, batch_mask, sinks_mask
 from .ring_update import ring_update, ring_write
 from .rotating_kv_cache import RotatingKVCache
 from .row_copies import copy_rows
-from .row_numbers import Ints
+from .row_numbers import Ints, advanced
 from .row_plan import Move, moved_alike, moved_sources
 from .saved_columns import hide_pads
 from .states import (
@@ -112,8 +112,10 @@ class BatchRotatingKVCache(BatchCache):
             new_values = with_sinks(new_values, values, ring.keep, offsets, counts)
         self._keys, self._values = new_keys, new_values
         self._ring = write.after
-        self._pads = tuple(max(0, p - write.evicted) for p in pads)
-        self._offsets = tuple([o + n for o in offsets])
+        if write.evicted and any(pads):
+            pads = tuple(max(0, p - write.evicted) for p in pads)
+        self._pads = pads
+        self._offsets = advanced(offsets, n)
         self._pending = pending
         return self.keys_and_values()
 

@@ -77,21 +77,22 @@ def check_update(
         rows: the batch's row count; None for a solo cache that has seen no update.
     """
     check_columns(keys, values)
-    if keys.shape[2] == 0:
+    given_rows, heads, n, size = keys.shape
+    if n == 0:
         raise ValueError("an update must bring at least one column, but N is 0")
-    if rows is not None and keys.shape[0] != rows:
-        raise ValueError(f"update of {keys.shape[0]} rows, but the cache holds {rows} rows")
+    if rows is not None and given_rows != rows:
+        raise ValueError(f"update of {given_rows} rows, but the cache holds {rows} rows")
     if held_keys is not None and held_values is not None:
         fits = (
-            keys.shape[1::2] == held_keys.shape[1::2]
-            and values.shape[1::2] == held_values.shape[1::2]
+            (heads, size) == held_keys.shape[1::2]
+            and values.shape[3] == held_values.shape[3]
             and keys.dtype == held_keys.dtype
             and values.dtype == held_values.dtype
         )
         if not fits:
             given, held = heads_of(keys, values), heads_of(held_keys, held_values)
             raise ValueError(f"update of {given}, but the cache holds {held}")
-    return keys.shape[2]
+    return n
 
 
 def check_mask(n: int, window_size: int | None) -> tuple[int, int | None]:

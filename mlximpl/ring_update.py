@@ -9,6 +9,7 @@ One token goes to the head:
     max_size = 4    [2 3 4 5 6]  +  7   ->   [7 4 5 6]      cut to four, then the oldest overwritten
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -32,8 +33,9 @@ class RingWrite(NamedTuple):
     after: Ring
 
 
+@lru_cache(maxsize=64)
 def ring_write(ring: Ring, n: int, in_order: bool = False) -> RingWrite:
-    """Plan an update of n tokens; `in_order` treats one token as several are.
+    """Plan an update of n tokens; `in_order` treats one token as several are. The layers of a step ask alike.
 
     >>> ring_write(Ring(4, stored=5, head=5), 1)  # doctest: +NORMALIZE_WHITESPACE
     RingWrite(dropped=1, slot=0, evicted=2,
