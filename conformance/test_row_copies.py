@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from conformance.adapters.surface import set_device
-from mlximpl import cuda_rows
+from mlximpl import cuda_rows, row_copies
 from mlximpl.cuda_rows import copy_by_kernel, kernel_takes
 from mlximpl.row_copies import copy_rows
-from mlximpl.row_plan import Range, Row, RowPlan, shifted
+from mlximpl.row_plan import Range, Row, RowPlan, moved, shifted
 
 HEADS, SIZE = 2, 8
 WIDTHS = (5, 9, 12)
@@ -81,11 +81,40 @@ def test_every_range_arrives_and_nothing_foreign(seed: int) -> None:
         ), "a column beside a row's ranges is neither zero nor that row's own"
 
 
-def test_a_whole_source_is_copied_and_not_kept_alive() -> None:
+def test_a_whole_source_is_shared_and_both_go_their_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_copies, "_copied", None)
+    monkeypatch.setattr(row_copies, "copy_by_kernel", None)
     source = mx.ones((2, HEADS, 4, SIZE))
-    copied = copy_rows([source], shifted((0, 1), (0, 0), 4, 0), 4)
+    mx.eval(source)
+    before = mx.get_active_memory()
+    copied = copy_rows([source], shifted((0, 1), (1, 0), 4, 0), 4)
+    mx.eval(copied)
+    assert mx.get_active_memory() == before
     copied[0, 0, 0, 0] = 7
     assert source[0, 0, 0, 0].item() == 1
+
+
+@pytest.mark.parametrize(
+    ("plan", "width", "allocated"),
+    [
+        (shifted((1, 0), (0, 0), 4, 0), 4, 2),
+        (shifted((0,), (0, 0), 4, 0), 4, 2),
+        (shifted((0, 1), (0, 0), 3, 0), 3, 2),
+        (shifted((0, 1), (0, 0), 4, 0), 4, 3),
+        (shifted((0, 1), (1, 1), 3, 1), 4, 2),
+        (moved((0, 1), (((0, 0, 2), (3, 3, 1)),) * 2), 4, 2),
+    ],
+)
+def test_all_else_is_copied(plan: RowPlan, width: int, allocated: int) -> None:
+    source = mx.arange(2 * HEADS * 4 * SIZE).reshape(2, HEADS, 4, SIZE)
+    mx.eval(source)
+    before = mx.get_active_memory()
+    copied = copy_rows([source], plan, width, allocated)
+    mx.eval(copied)
+    assert mx.get_active_memory() > before
+    for to, row in enumerate(plan.rows):
+        for _, number, first, column, length in row:
+            assert mx.array_equal(copied[to, :, column : column + length], source[number, :, first : first + length])
 
 
 def interpreted(arguments: dict[str, Any]) -> list[mx.array]:

@@ -23,13 +23,15 @@ def copy_rows(sources: Sequence[mx.array], plan: RowPlan, width: int, allocated:
         allocated: how many rows the buffer has, with whatever is in those that are not planned; as many if None.
 
     Returns:
-        (allocated, H, width, D), in memory of its own.
+        (allocated, H, width, D), in memory of its own; or the source's, where the buffer is all of that.
     """
     _, heads, _, size = sources[0].shape
     dtype = sources[0].dtype
     shape = len(plan.rows) if allocated is None else allocated, heads, width, size
     if 0 in shape:
         return mx.zeros(shape, dtype)
+    if shape == sources[0].shape and plan.keeps(shape[0]):
+        return sources[0][...]
     if kernel_takes(sources):
         return copy_by_kernel(sources, plan, shape)
     return as_numbers(_copied(as_words(sources), plan, width, shape[0]), dtype)

@@ -49,6 +49,13 @@ class RowPlan:
         """The rows in as few rectangles as their order allows."""
         return _blocks(self.rows)
 
+    def keeps(self, rows: int) -> bool:
+        """Whether these are so many rows of source 0, in its order, whose columns stay where they are."""
+        if len(self.blocks) != 1:
+            return False
+        to, count, _, source, row, first, column, _ = self.blocks[0]
+        return (to, count, source, row, first) == (0, rows, 0, 0, column)
+
 
 @lru_cache(maxsize=64)
 def moved_alike(rows: int, moves: tuple[Move, ...]) -> RowPlan:
