@@ -17,6 +17,7 @@ import pytest
 
 import mlximpl
 from conformance.bench.build import arrays_of, fed
+from mlximpl.device import on_cuda
 
 ROWS, HEADS, TOKENS, SIZE = 16, 2, 512, 32
 LENGTHS = (TOKENS, 300, 511, 260, 400, 333, 499, 301, 450, 275, 365, 410, 290, 505, 480, 350)
@@ -180,17 +181,21 @@ def allocated(make: Callable[[], Any], operation: Operation) -> float:
 
 @pytest.mark.parametrize("make", [batch, ring])
 def test_rows_that_come_and_go_are_seldom_copied_and_few_are_spare(make: Callable[..., Any]) -> None:
-    """Of 40 times that a row joins a batch of 16 in the place of another, how many copy the batch."""
+    """Of 40 times that a row joins a batch of 16 in the place of another, how many copy the batch.
+
+    Under CUDA a ring has no spare rows: attention without a mask, as it needs in time, is slow on a buffer that has.
+    """
     cache, row, copies = make(PADS, 100), make([0], 50), 0
+    spare = make is batch or not on_cuda()
     for _ in range(40):
         held = cache._buffers()[0].shape
         cache.extend(row)
         rows = cache._buffers()[0].shape[0]
         copies += rows != held[0]
-        assert rows <= 1.25 * (ROWS + 1)
+        assert rows <= 1.25 * (ROWS + 1) if spare else rows == ROWS + 1
         cache.filter([0, *range(2, ROWS + 1)])
         mx.eval(arrays_of(cache))
-    assert copies <= 2
+    assert copies <= 2 or not spare
     cache.row_growth = 0
     cache.filter(range(1, ROWS))
     assert cache._buffers()[0].shape[0] == cache.keys.shape[0] == ROWS - 1
