@@ -13,7 +13,7 @@ import pytest
 from conformance.adapters.surface import set_device
 from mlximpl import cuda_rows, row_copies
 from mlximpl.cuda_rows import copy_by_kernel, kernel_takes
-from mlximpl.row_copies import copy_rows
+from mlximpl.row_copies import copy_pairs, copy_rows
 from mlximpl.row_plan import Range, Row, RowPlan, moved, shifted
 
 HEADS, SIZE = 2, 8
@@ -53,7 +53,7 @@ def drawn(random: Random) -> tuple[list[mx.array], list[Row], int]:
 
 def expected(sources: Sequence[mx.array], rows: Sequence[Row], width: int) -> tuple[np.ndarray, np.ndarray]:
     """What each range brings, and where ranges are."""
-    made = np.zeros((len(rows), HEADS, width, SIZE), np.float32)
+    made = np.zeros((len(rows), HEADS, width, sources[0].shape[3]), np.float32)
     given = np.zeros((len(rows), width), bool)
     for to, row in enumerate(rows):
         for source, number, first, column, length in row:
@@ -83,7 +83,6 @@ def test_every_range_arrives_and_nothing_foreign(seed: int) -> None:
 
 def test_a_whole_source_is_shared_and_both_go_their_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_copies, "_copied", None)
-    monkeypatch.setattr(row_copies, "copy_by_kernel", None)
     source = mx.ones((2, HEADS, 4, SIZE))
     mx.eval(source)
     before = mx.get_active_memory()
@@ -120,16 +119,25 @@ def test_all_else_is_copied(plan: RowPlan, width: int, allocated: int) -> None:
 def interpreted(arguments: dict[str, Any]) -> list[mx.array]:
     """What the kernel's plan says, followed number by number."""
     *sources, plan = (np.array(each) for each in arguments["inputs"])
-    heads, width, vectors, ranges = plan[:4].tolist()
-    made = np.zeros(arguments["output_shapes"][0], np.float32)
-    assert made.shape[1:] == (heads, width, vectors * cuda_rows.VECTOR // made.itemsize)
-    assert arguments["grid"][1:] == (heads, (plan.size - 4) // (cuda_rows.FIELDS * max(1, ranges)))
-    assert arguments["grid"][0] * cuda_rows.UNROLLED >= width * vectors
-    for number, (source, row, columns, first, column, length) in enumerate(plan[4:].reshape(-1, cuda_rows.FIELDS)):
-        held = sources[source]
-        assert columns == held.shape[2] or length == 0
-        made[number // ranges, :, column : column + length] = held[row, :, first : first + length]
-    return [mx.array(made)]
+    heads, width, *vectors = plan[:4].tolist()
+    ranges = plan[4]
+    made = [np.zeros(shape, np.float32) for shape in arguments["output_shapes"]]
+    for part, new in enumerate(made):
+        assert new.shape[1:] == (heads, width, vectors[part] * cuda_rows.VECTOR // new.itemsize)
+    ranged = plan[cuda_rows.HEAD :].reshape(-1, cuda_rows.FIELDS)
+    assert arguments["grid"][1:] == (heads, 2 * len(ranged) // max(1, ranges))
+    assert arguments["grid"][0] * cuda_rows.UNROLLED >= width * max(vectors)
+    for number, (source, row, columns, first, column, length) in enumerate(ranged):
+        for part, new in enumerate(made):
+            held = sources[2 * source + part]
+            assert columns == held.shape[2] or length == 0
+            new[number // ranges, :, column : column + length] = held[row, :, first : first + length]
+    return [mx.array(new) for new in made]
+
+
+def pairs(sources: Sequence[mx.array]) -> list[tuple[mx.array, mx.array]]:
+    """Values of half the keys' size."""
+    return [(keys, keys[..., : SIZE // 2] + 1) for keys in sources]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -137,36 +145,58 @@ def test_the_plan_of_the_kernel(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     sources, rows, width = drawn(Random(seed))
     if not any(rows):
         rows[0] = (Range(0, 0, 0, 0, 1),)
-    monkeypatch.setattr(cuda_rows, "_kernel", lambda: lambda **arguments: interpreted(arguments))
-    copied = copy_by_kernel(sources, RowPlan(rows), (len(rows), HEADS, width, SIZE))
-    assert np.array_equal(np.array(copied), expected(sources, rows, width)[0])
+    rooms = []
+
+    def kernel(room: int) -> Any:
+        rooms.append(room)
+        return lambda **arguments: interpreted(arguments)
+
+    monkeypatch.setattr(cuda_rows, "_kernel", kernel)
+    of_pairs = pairs(sources)
+    for part, made in enumerate(copy_by_kernel(of_pairs, RowPlan(rows), width, len(rows))):
+        assert np.array_equal(np.array(made), expected([pair[part] for pair in of_pairs], rows, width)[0])
+    assert rooms == [32]
 
 
 def test_where_the_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    small, odd, empty = mx.ones((1, 1, 3, 8)), mx.ones((1, 1, 3, 6)), mx.ones((1, 1, 0, 8))
-    monkeypatch.setattr(cuda_rows, "_runs", lambda dtype: True)
+    small, odd, empty = ((mx.ones((1, 1, n, size)),) * 2 for n, size in ((3, 8), (3, 6), (0, 8)))
+    monkeypatch.setattr(cuda_rows, "_runs", lambda *dtypes: True)
     monkeypatch.setattr(cuda_rows, "on_cuda", lambda: False)
     assert not kernel_takes([small])
     monkeypatch.setattr(cuda_rows, "on_cuda", lambda: True)
-    assert kernel_takes([small]) and kernel_takes([small] * cuda_rows.SOURCES)
-    assert not any(kernel_takes(each) for each in ([odd], [small, empty], [small] * (cuda_rows.SOURCES + 1)))
-    monkeypatch.setattr(cuda_rows, "_runs", lambda dtype: False)
+    assert kernel_takes([small]) and kernel_takes([small] * 32)
+    others = ([odd], [(small[0], odd[0])], [small, empty], [small] * 33)
+    assert not any(kernel_takes(each) for each in others)
+    monkeypatch.setattr(cuda_rows, "_runs", lambda *dtypes: False)
     assert not kernel_takes([small])
 
 
+def test_what_is_left_to_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of one slice, and nothing to copy."""
+    asked: list[Any] = []
+    monkeypatch.setattr(row_copies, "kernel_takes", asked.append)
+    pair = mx.ones((3, 1, 4, 8)), mx.ones((3, 1, 4, 4))
+    for rows, stop, shift, width, allocated in (((1,), 4, -1, 3, 1), ((1, 2), 4, 0, 4, 2), ((), 4, 0, 4, 0)):
+        copy_pairs([pair], shifted(rows, (0, 0, 0), stop, shift), width, allocated)
+    assert asked == []
+    for rows, stop, shift, width, allocated in (((1,), 4, 1, 5, 1), ((1, 2), 4, 0, 4, 3), ((0, 2), 4, 0, 4, 2)):
+        copy_pairs([pair], shifted(rows, (0, 0, 0), stop, shift), width, allocated)
+    assert len(asked) == 3
+
+
 def test_a_kernel_that_fails_is_told_once_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> Any:
+    def fails(room: int) -> Any:
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(cuda_rows, "_kernel", fails)
     cuda_rows._runs.cache_clear()
     try:
-        with pytest.warns(UserWarning, match="float32.*no compiler here") as told:
-            assert not cuda_rows._runs(mx.float32) and not cuda_rows._runs(mx.float32)
+        with pytest.warns(UserWarning, match="float32 fails: no compiler here") as told:
+            assert not cuda_rows._runs(mx.float32, mx.float32) and not cuda_rows._runs(mx.float32, mx.float32)
         assert len(told) == 1
-        monkeypatch.setattr(cuda_rows, "_kernel", lambda: lambda **how: [mx.zeros(how["output_shapes"][0])])
-        with pytest.warns(UserWarning, match="copies wrongly"):
-            assert not cuda_rows._runs(mx.float16)
+        monkeypatch.setattr(cuda_rows, "_kernel", lambda room: lambda **how: map(mx.zeros, how["output_shapes"]))
+        with pytest.warns(UserWarning, match="float16 and .*float32 fails: it copies wrongly"):
+            assert not cuda_rows._runs(mx.float16, mx.float32)
     finally:
         cuda_rows._runs.cache_clear()
 
@@ -176,11 +206,15 @@ def test_a_kernel_that_fails_is_told_once_and_left_alone(monkeypatch: pytest.Mon
 def test_the_kernel(dtype: mx.Dtype) -> None:
     for seed in range(40):
         sources, rows, width = drawn(Random(seed))
-        sources = [each.astype(dtype) for each in sources]
+        of_pairs = [(keys.astype(dtype), mx.concatenate([keys, keys], axis=3)) for keys in sources]
         if seed % 3 == 0:  # one whose memory does not begin at a whole vector
-            flat = mx.concatenate([mx.zeros((1,), dtype), sources[0].reshape(-1)])
-            sources[0] = flat[1:].reshape(sources[0].shape)
-        assert kernel_takes(sources)
-        copied = copy_by_kernel(sources, RowPlan(rows), (len(rows), HEADS, width, SIZE)).astype(mx.float32)
-        wide = [each.astype(mx.float32) for each in sources]
-        assert np.array_equal(np.array(copied), expected(wide, rows, width)[0])
+            keys, values = of_pairs[0]
+            flat = mx.concatenate([mx.zeros((1,), dtype), keys.reshape(-1)])
+            of_pairs[0] = flat[1:].reshape(keys.shape), values
+        assert kernel_takes(of_pairs)
+        for number in (2, 3):
+            some = [row if all(each.source < number for each in row) else () for row in rows]
+            for part, made in enumerate(copy_by_kernel(of_pairs[:number], RowPlan(some), width, len(rows) + 1)):
+                wide = [pair[part].astype(mx.float32) for pair in of_pairs]
+                copied = np.array(made.astype(mx.float32))[: len(rows)]
+                assert np.array_equal(copied, expected(wide, some, width)[0])

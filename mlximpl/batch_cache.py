@@ -6,11 +6,11 @@ import mlx.core as mx
 
 from .cache import Cache
 from .checks import check_rows, row_numbers
-from .cuda_rows import kernel_takes
+from .cuda_rows import Pair, kernel_takes
 from .device import on_cuda
 from .extend import extend_rows, write_rows
-from .padding import Pending, announce, join_pending, shift_rows
-from .row_copies import copy_rows
+from .padding import Pending, announce, join_pending, shifted_back
+from .row_copies import copy_pairs
 from .row_numbers import Ints, RowNumbers
 from .row_plan import RowPlan, shifted
 
@@ -55,7 +55,7 @@ class BatchCache(Cache, RowNumbers):
     def _without_spare_rows(self, buffer: mx.array | None) -> mx.array | None:
         return buffer if buffer is None or buffer.shape[0] == self._rows() else buffer[: self._rows()]
 
-    def _buffers(self) -> tuple[mx.array, mx.array] | None:
+    def _buffers(self) -> Pair | None:
         return None if self._keys is None or self._values is None else (self._keys, self._values)
 
     def _begin(self, left_padding: Sequence[int] | mx.array) -> None:
@@ -148,8 +148,8 @@ class BatchCache(Cache, RowNumbers):
         """End a ragged prefill: each row's right pads go to its front. Nothing pending is fine."""
         tails, buffers = self._tails(), self._buffers()
         if any(tails) and buffers is not None:
-            stored = self._columns()
-            self.keys, self.values = (shift_rows(b, tails, self._sinks(), stored) for b in buffers)
+            plan = shifted_back(tails, self._sinks(), self._columns())
+            self.keys, self.values = copy_pairs([buffers], plan, buffers[0].shape[2])
             self._pads = tuple(p + t for p, t in zip(self._pads, tails, strict=True))
             self._offsets = tuple(o - t for o, t in zip(self._offsets, tails, strict=True))
         self._pending = None
@@ -176,17 +176,17 @@ class BatchCache(Cache, RowNumbers):
         buffers = self._buffers()
         if buffers is not None and (first or rows != tuple(range(self._rows()))):
             allocated = self._rows_to_allocate([p - first for p in pads])
-            self.keys, self.values = (self._taken(b, rows, first, min(allocated, b.shape[0])) for b in buffers)
+            allocated = max(len(rows), min(allocated, *(b.shape[0] for b in buffers)))
+            self.keys, self.values = self._taken(buffers, rows, first, allocated)
         self._drop_front(first)
         self._set_rows(tuple(p - first for p in pads), offsets, pending)
 
-    def _taken(self, buffer: mx.array, rows: Ints, first: int, allocated: int) -> mx.array:
-        """Some rows of a buffer (B, H, S, D) without its first columns."""
-        stored, width = self._columns(), buffer.shape[2] - first
-        if kernel_takes([buffer]):
+    def _taken(self, buffers: Pair, rows: Ints, first: int, allocated: int) -> Pair:
+        """Some rows of the buffers without their first columns."""
+        stored, width = self._columns(), buffers[0].shape[2] - first
+        if first and kernel_takes([buffers]):
             width = self._width_for(stored - first)
-        plan = shifted(rows, self._first_columns(), stored, -first)
-        return copy_rows([buffer], plan, width, max(allocated, len(rows)))
+        return copy_pairs([buffers], shifted(rows, self._first_columns(), stored, -first), width, allocated)
 
     def _width_for(self, columns: int) -> int:
         """How many columns a new buffer has that holds so many."""
@@ -213,17 +213,11 @@ class BatchCache(Cache, RowNumbers):
         pads = [p + stop - side._columns() for side in (self, other) for p in side._pads]
         pending = join_pending(self._pending, other._pending, self._rows(), other._rows())
         held, second = self._buffers(), other._buffers()
-        none = None, None
         if held is not None and stays and min(b.shape[0] for b in held) >= len(pads):
-            self.keys, self.values = (
-                write_rows(b, self._rows(), each, theirs) for b, each in zip(held, second or none, strict=True)
-            )
+            self.keys, self.values = write_rows(held, self._rows(), second, theirs)
         elif held is not None or second is not None:
             rows = self._rows_to_allocate(pads)
-            self.keys, self.values = (
-                extend_rows(*each, mine, theirs, self._width_for(stop), rows)
-                for each in zip(held or none, second or none, strict=True)
-            )
+            self.keys, self.values = extend_rows(held, second, mine, theirs, self._width_for(stop), rows)
         self._joined = self._joined or self._rows() > 0
         self._set_rows(tuple(pads), self._offsets + other._offsets, pending)
 

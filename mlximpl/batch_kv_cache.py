@@ -6,11 +6,11 @@ import mlx.core as mx
 
 from .append import append_columns, rounded
 from .batch_cache import BatchCache
-from .checks import check_mask, check_rows, check_solo, check_update, common_heads
+from .checks import check_heads, check_mask, check_rows, check_solo, check_update
 from .extract import extract_row
 from .kv_cache import KVCache
 from .masks import Mask, batch_mask
-from .row_copies import copy_rows
+from .row_copies import copy_pairs
 from .row_numbers import Ints, advanced
 from .row_plan import RowPlan, moved_sources, shifted
 from .saved_columns import hide_pads
@@ -111,7 +111,7 @@ class BatchKVCache(BatchCache):
         """
         if not isinstance(other, BatchKVCache):
             raise ValueError(f"extend a BatchKVCache by a {type(other).__name__}")
-        common_heads("extend", (self._heads(), other._heads()))
+        check_heads("extend", (self._heads(), other._heads()))
         stop = max(self._stored, other._stored)
         self._append_rows(other, self._aligned(stop), other._aligned(stop), stop, stays=self._stored == stop)
         self._stored = stop
@@ -139,7 +139,7 @@ class BatchKVCache(BatchCache):
         buffers = self._buffers()
         if buffers is not None:
             width = stop - start
-            cache.keys, cache.values = (extract_row(b, row, ((start, 0, width),), width) for b in buffers)
+            cache.keys, cache.values = extract_row(buffers, row, ((start, 0, width),), width)
             cache.offset = width
         return cache
 
@@ -154,16 +154,15 @@ class BatchKVCache(BatchCache):
             ValueError: no caches, another kind, a cache of several rows, or heads that differ.
         """
         caches = check_solo(caches, KVCache)
-        heads = common_heads("merge", (c._heads() for c in caches))
+        check_heads("merge", (c._heads() for c in caches))
         stop = max(c.offset for c in caches)
         batch = cls([stop - c.offset for c in caches])
-        if heads is not None:
-            found = [c._buffers() for c in caches]
+        found = [c._buffers() for c in caches]
+        sources = [each for each in found if each is not None]
+        if sources:
             moves = ((0, stop - c.offset, c.offset) for c in caches)
             plan = moved_sources(tuple(each and (move,) for each, move in zip(found, moves, strict=True)))
-            batch.keys, batch.values = (
-                copy_rows(buffers, plan, batch._width_for(stop)) for buffers in zip(*filter(None, found), strict=True)
-            )
+            batch.keys, batch.values = copy_pairs(sources, plan, batch._width_for(stop))
             batch._stored = stop
             batch._offsets = tuple(c.offset for c in caches)
         return batch

@@ -7,13 +7,13 @@ import mlx.core as mx
 from .append import join, rounded
 from .batch_cache import BatchCache
 from .batch_sinks import sink_slots, with_sinks
-from .checks import check_mask, check_ring, check_rows, check_solo, check_update, common_heads, whole
+from .checks import check_heads, check_mask, check_ring, check_rows, check_solo, check_update, whole
 from .device import on_cuda
 from .extract import extract_row
 from .masks import Mask, batch_mask, sinks_mask
 from .ring_update import ring_update, ring_write
 from .rotating_kv_cache import RotatingKVCache
-from .row_copies import copy_rows
+from .row_copies import copy_pairs
 from .row_numbers import Ints, advanced
 from .row_plan import Move, moved_alike, moved_sources
 from .saved_columns import hide_pads
@@ -205,7 +205,7 @@ class BatchRotatingKVCache(BatchCache):
             raise ValueError(f"extend a ring of max_size {self.max_size} by one of {other.max_size}")
         if other.keep != self.keep:
             raise ValueError(f"extend a ring with keep {self.keep} by one with keep {other.keep}")
-        common_heads("extend", (self._heads(), other._heads()))
+        check_heads("extend", (self._heads(), other._heads()))
         mine, theirs = self._ring, other._ring
         after = mine
         moves: tuple[Move, ...] = ((0, 0, mine.stored),)
@@ -234,7 +234,7 @@ class BatchRotatingKVCache(BatchCache):
         if buffers is not None:
             sinks = min(self.keep, offset)
             moves = row_moves(self._ring, sinks, stop - (width - sinks), stop)
-            cache.keys, cache.values = (extract_row(b, row, moves, width) for b in buffers)
+            cache.keys, cache.values = extract_row(buffers, row, moves, width)
             cache.offset = offset
             cache._ring = self._ring.in_order(width)
             cache._pads = width - held
@@ -257,17 +257,16 @@ class BatchRotatingKVCache(BatchCache):
         kept = sorted({c.keep for c in caches})
         if len(kept) > 1:
             raise ValueError(f"merge of rings with keep {kept}, but a batch has one")
-        heads = common_heads("merge", (c._heads() for c in caches))
+        check_heads("merge", (c._heads() for c in caches))
         width = max(c.size() for c in caches)
         width = max(width, kept[0]) if width else 0
         batch = cls(sizes[0], [width - min(c._ring.stored - c._pads, c.size()) for c in caches], kept[0])
-        if heads is not None:
-            found = [c._buffers() for c in caches]
+        found = [c._buffers() for c in caches]
+        sources = [each for each in found if each is not None]
+        if sources:
             moves = (ordered_moves(c._ring, c.size(), width) for c in caches)
             plan = moved_sources(tuple(each and way for each, way in zip(found, moves, strict=True)))
-            batch.keys, batch.values = (
-                copy_rows(buffers, plan, batch._width_for(width)) for buffers in zip(*filter(None, found), strict=True)
-            )
+            batch.keys, batch.values = copy_pairs(sources, plan, batch._width_for(width))
             batch._ring = batch._ring.in_order(width)
             batch._offsets = tuple(c.offset for c in caches)
         return batch

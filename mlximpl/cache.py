@@ -115,7 +115,8 @@ class Cache(AnyCache):
         return min(int(self._columns() * self.column_growth), self.column_growth_most) if self.column_growth else 0
 
     def _heads(self) -> Heads | None:
-        return heads_of(self.keys, self.values)
+        buffers = self._buffers()
+        return None if buffers is None else heads_of(*buffers)
 
     def _buffers(self) -> tuple[mx.array, mx.array] | None:
         if self.keys is None or self.values is None:

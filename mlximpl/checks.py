@@ -41,14 +41,13 @@ def heads_of(keys: mx.array | None, values: mx.array | None) -> Heads | None:
     return Heads(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, values.dtype)
 
 
-def common_heads(operation: str, known: Iterable[Heads | None]) -> Heads | None:
-    """The one kind of heads among those known; ValueError if there are two."""
+def check_heads(operation: str, known: Iterable[Heads | None]) -> None:
+    """Refuse heads that differ."""
     found: Heads | None = None
     for heads in known:
         if heads is not None and found is not None and heads != found:
             raise ValueError(f"{operation}: caches of {found} and of {heads} do not go together")
         found = found or heads
-    return found
 
 
 def check_columns(keys: mx.array, values: mx.array) -> None:
@@ -131,6 +130,8 @@ def whole(name: str, value: object) -> int:
 
 def whole_numbers(name: str, values: Sequence[int] | mx.array) -> tuple[int, ...]:
     """Return a tuple of ints from a sequence or a 1-D integer array (which is read back)."""
+    if type(values) is list and all(type(v) is int for v in values):
+        return tuple(values)
     if isinstance(values, mx.array):
         if values.ndim != 1 or not (values.size == 0 or mx.issubdtype(values.dtype, mx.integer)):
             raise ValueError(f"{name} must be a 1-D array of whole numbers")

@@ -1,7 +1,7 @@
-"""`copy_rows` in one CUDA kernel, at the speed of a copy.
+"""`copy_pairs` in one CUDA kernel, at the speed of a copy.
 
 MLX's concatenation and slice updates copy rows of different lengths piece by piece there, and three to four times
-slower. Its compiler takes some seconds for the kernel when a process first uses it with a dtype.
+slower. Its compiler takes some seconds for the kernel when a machine first uses it with a dtype.
 """
 
 import warnings
@@ -14,46 +14,57 @@ import mlx.core as mx
 from .device import on_cuda
 from .row_plan import RowPlan, moved
 
-SOURCES = 32
-"""The most that one call takes: it is compiled once for all numbers of them."""
+Pair = tuple[mx.array, mx.array]
+"""Keys (B, H, S, D) and values (B, H, S, Dv)."""
+SOURCES = (2, 32)
+"""How many pairs a kernel takes: one for what changes a batch, one for what merges many."""
 VECTOR = 16
 """Bytes that a thread moves at once."""
 THREADS = 256
 UNROLLED = 4
 FIELDS = 6
+"""Numbers of a range."""
+HEAD = 5
+"""Numbers before those."""
 
 
-def kernel_takes(sources: Sequence[mx.array]) -> bool:
-    """Whether the kernel can copy from these arrays (B, H, S, D), and runs here at all."""
-    if not on_cuda() or len(sources) > SOURCES:
+def kernel_takes(sources: Sequence[Pair]) -> bool:
+    """Whether the kernel can copy from these pairs, and runs here at all."""
+    if not on_cuda() or len(sources) > SOURCES[-1]:
         return False
-    dtype, size = sources[0].dtype, sources[0].shape[3]
-    return size * dtype.size % VECTOR == 0 and all(s.size for s in sources) and _runs(dtype)
+    whole = all(buffer.shape[3] * buffer.itemsize % VECTOR == 0 for buffer in sources[0])
+    return whole and all(keys.size and values.size for keys, values in sources) and _runs(*_dtypes(sources))
 
 
-def copy_by_kernel(sources: Sequence[mx.array], plan: RowPlan, shape: tuple[int, int, int, int]) -> mx.array:
-    """`row_copies.copy_rows` to an array of this shape."""
-    _, heads, width, size = shape
-    dtype = sources[0].dtype
-    vectors = size * dtype.size // VECTOR
-    blocks = -(-width * vectors // (THREADS * UNROLLED))
-    numbers = _numbers(plan, tuple(source.shape[2] for source in sources), heads, width, vectors)
-    made: list[mx.array] = _kernel()(
-        inputs=[*sources, *[sources[0]] * (SOURCES - len(sources)), numbers],
-        template=[("T", dtype)],
-        grid=(blocks * THREADS, heads, len(plan.rows)),
+def _dtypes(sources: Sequence[Pair]) -> tuple[mx.Dtype, mx.Dtype]:
+    keys, values = sources[0]
+    return keys.dtype, values.dtype
+
+
+def copy_by_kernel(sources: Sequence[Pair], plan: RowPlan, width: int, allocated: int) -> Pair:
+    """`row_copies.copy_pairs`, with zeros where no range is, and whatever is there in rows that are not planned."""
+    dtypes = _dtypes(sources)
+    heads = sources[0][0].shape[1]
+    vectors = [buffer.shape[3] * buffer.itemsize // VECTOR for buffer in sources[0]]
+    room = next(n for n in SOURCES if n >= len(sources))
+    buffers = [buffer for pair in [*sources, *[sources[0]] * (room - len(sources))] for buffer in pair]
+    blocks = -(-width * max(vectors) // (THREADS * UNROLLED))
+    keys, values = _kernel(room)(
+        inputs=[*buffers, _numbers(plan, tuple(keys.shape[2] for keys, _ in sources), heads, width, *vectors)],
+        template=[("K", dtypes[0]), ("V", dtypes[1])],
+        grid=(blocks * THREADS, heads, 2 * len(plan.rows)),
         threadgroup=(THREADS, 1, 1),
-        output_shapes=[shape],
-        output_dtypes=[dtype],
+        output_shapes=[(allocated, heads, width, buffer.shape[3]) for buffer in sources[0]],
+        output_dtypes=dtypes,
     )
-    return made[0]
+    return keys, values
 
 
 @lru_cache(maxsize=16)
-def _numbers(plan: RowPlan, columns: tuple[int, ...], heads: int, width: int, vectors: int) -> mx.array:
+def _numbers(plan: RowPlan, columns: tuple[int, ...], heads: int, width: int, *vectors: int) -> mx.array:
     """The plan as the kernel reads it; `columns` is how many each source has."""
     ranges = max(len(row) for row in plan.rows)
-    numbers = [heads, width, vectors, ranges]
+    numbers = [heads, width, *vectors, ranges]
     for row in plan.rows:
         for source, number, first, column, length in row:
             numbers += [source, number, columns[source], first, column, length]
@@ -61,23 +72,26 @@ def _numbers(plan: RowPlan, columns: tuple[int, ...], heads: int, width: int, ve
     return mx.array(numbers, dtype=mx.int32)
 
 
-@lru_cache(maxsize=1)
-def _kernel() -> Any:
-    names = [f"source{i}" for i in range(SOURCES)]
+@cache
+def _kernel(room: int) -> Any:
+    names = [f"{part}{i}" for i in range(room) for part in ("keys", "values")]
     cases = "\n".join(
-        f"      case {i}: from = reinterpret_cast<const int4*>({name}); break;" for i, name in enumerate(names)
+        f"      case {i}: from = part == 0 ? reinterpret_cast<const int4*>(keys{i})"
+        f" : reinterpret_cast<const int4*>(values{i}); break;"
+        for i in range(room)
     )
     source = f"""
-  // plan: heads, width, vectors a column, ranges a row; then of each range its source, row, columns of the source,
-  // first column, column it goes to, count.
-  const int heads = plan[0], vectors = plan[2], ranges = plan[3];
-  const int total = plan[1] * vectors, head = blockIdx.y, row = blockIdx.z;
-  const int start = blockIdx.x * (blockDim.x * {UNROLLED});
+  // plan: heads, width, vectors a column of keys and of values, ranges a row; then of each range its source, row,
+  // columns of the source, first column, column it goes to, length.
+  const int part = blockIdx.z % 2, row = blockIdx.z / 2, head = blockIdx.y;
+  const int heads = plan[0], vectors = plan[2 + part], ranges = plan[4];
+  const int total = plan[1] * vectors, start = blockIdx.x * (blockDim.x * {UNROLLED});
+  if (start >= total) return;
   int4 moved[{UNROLLED}];
   #pragma unroll
   for (int u = 0; u < {UNROLLED}; u++) moved[u] = make_int4(0, 0, 0, 0);
   for (int k = 0; k < ranges; k++) {{
-    const int* range = plan + 4 + (row * ranges + k) * {FIELDS};
+    const int* range = plan + {HEAD} + (row * ranges + k) * {FIELDS};
     const int begin = range[4] * vectors, end = begin + range[5] * vectors;
     if (end <= start || begin >= start + (int)blockDim.x * {UNROLLED}) continue;
     const int4* from;
@@ -94,13 +108,14 @@ def _kernel() -> Any:
       if (aligned) {{
         moved[u] = from[i];
       }} else {{
-        const T* numbers = reinterpret_cast<const T*>(from + i);
-        T* to = reinterpret_cast<T*>(&moved[u]);
-        for (int n = 0; n < {VECTOR} / (int)sizeof(T); n++) to[n] = numbers[n];
+        const char* bytes = reinterpret_cast<const char*>(from + i);
+        char* to = reinterpret_cast<char*>(&moved[u]);
+        for (int n = 0; n < {VECTOR}; n++) to[n] = bytes[n];
       }}
     }}
   }}
-  int4* to = reinterpret_cast<int4*>(out) + (long long)(row * heads + head) * total;
+  int4* to = part == 0 ? reinterpret_cast<int4*>(new_keys) : reinterpret_cast<int4*>(new_values);
+  to += (long long)(row * heads + head) * total;
   #pragma unroll
   for (int u = 0; u < {UNROLLED}; u++) {{
     const int i = start + u * blockDim.x + threadIdx.x;
@@ -108,20 +123,24 @@ def _kernel() -> Any:
   }}
 """
     make: Any = mx.fast.cuda_kernel
-    return make(name="mlximpl_rows", input_names=[*names, "plan"], output_names=["out"], source=source)
+    outputs = ["new_keys", "new_values"]
+    return make(name=f"mlximpl_rows_{room}", input_names=[*names, "plan"], output_names=outputs, source=source)
 
 
 @cache
-def _runs(dtype: mx.Dtype) -> bool:
-    """Try the kernel on a small array, once for each dtype: where it does not run, MLX's operations are used."""
+def _runs(*dtypes: mx.Dtype) -> bool:
+    """Try the kernel on small arrays, once for each two dtypes: where it does not run, MLX's operations are used."""
     try:
-        array = mx.arange(2 * 3 * VECTOR).reshape(2, 1, 3, VECTOR).astype(dtype)
-        made = copy_by_kernel([array], moved((1,), (((0, 1, 2),),)), (1, 1, 3, VECTOR))
-        expected = mx.concatenate([mx.zeros((1, 1, 1, VECTOR), dtype), array[1:, :, :2]], axis=2)
-        if bool(mx.array_equal(made, expected)):
+        numbers = mx.arange(2 * 3 * VECTOR).reshape(2, 1, 3, VECTOR)
+        pair = numbers.astype(dtypes[0]), (numbers + 7).astype(dtypes[1])
+        made = copy_by_kernel([pair], moved((1,), (((0, 1, 2),),)), 3, 1)
+        zeros = mx.zeros((1, 1, 1, VECTOR))
+        expected = [mx.concatenate([zeros.astype(each.dtype), each[1:, :, :2]], axis=2) for each in pair]
+        if all(bool(mx.array_equal(*each)) for each in zip(made, expected, strict=True)):
             return True
         why = "it copies wrongly"
     except Exception as error:
         why = str(error)
-    warnings.warn(f"mlximpl copies rows by MLX's operations, since its kernel for {dtype} fails: {why}", stacklevel=2)
+    names = " and ".join(sorted({str(dtype) for dtype in dtypes}))
+    warnings.warn(f"mlximpl copies rows by MLX's operations, since its kernel for {names} fails: {why}", stacklevel=2)
     return False

@@ -9,31 +9,33 @@ nothing is copied but those.
 
 import mlx.core as mx
 
-from .row_copies import copy_rows
+from .cuda_rows import Pair
+from .row_copies import copy_pairs
 from .row_plan import RowPlan, one_behind_the_other
 
 
 def extend_rows(
-    first: mx.array | None, second: mx.array | None, mine: RowPlan, theirs: RowPlan, width: int, allocated: int
-) -> mx.array:
-    """Copy the rows of two buffers, of which one may be missing, to a new one.
+    first: Pair | None, second: Pair | None, mine: RowPlan, theirs: RowPlan, width: int, allocated: int
+) -> Pair:
+    """Copy the rows of two batches' keys and values to new buffers. One may be missing.
 
     Args:
-        first, second: (B, H, S, D), or None for a batch that has seen no update, whose rows are without columns.
-        mine, theirs: the rows of each, of that buffer as source 0.
-        width, allocated: how many columns and rows the new buffer has.
+        first, second: keys (B, H, S, D) and values (B, H, S, Dv), or None for a batch that has seen no update, whose
+            rows are without columns.
+        mine, theirs: the rows of each, of those buffers as source 0.
+        width, allocated: how many columns and rows the new buffers have.
     """
     sources = [each for each in (first, second) if each is not None]
-    return copy_rows(sources, one_behind_the_other(mine, theirs, len(sources) - 1), width, allocated)
+    return copy_pairs(sources, one_behind_the_other(mine, theirs, len(sources) - 1), width, allocated)
 
 
-def write_rows(buffer: mx.array, held: int, second: mx.array | None, theirs: RowPlan) -> mx.array:
-    """Return `buffer` with the rows of the second behind the `held` ones, in spare rows of its own."""
+def write_rows(buffers: Pair, held: int, second: Pair | None, theirs: RowPlan) -> Pair:
+    """Return the buffers with the rows of the second behind the `held` ones, in spare rows of their own."""
     rows = len(theirs.rows)
     if second is None:
-        new = mx.zeros((rows, *buffer.shape[1:]), buffer.dtype)
+        new = [mx.zeros((rows, *buffer.shape[1:]), buffer.dtype) for buffer in buffers]
     else:
-        new = copy_rows([second], theirs, buffer.shape[2])
-    fresh = buffer[...]
-    fresh[held : held + rows] = new
-    return fresh
+        new = list(copy_pairs([second], theirs, buffers[0].shape[2]))
+    keys, values = (buffer[...] for buffer in buffers)
+    keys[held : held + rows], values[held : held + rows] = new
+    return keys, values

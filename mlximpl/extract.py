@@ -4,15 +4,14 @@ a  [ .  . a0 a1 a2]       row 0   ->   [a0 a1 a2]
 b  [b0 b1 b2 b3 b4]
 """
 
-import mlx.core as mx
-
-from .row_copies import copy_rows
+from .cuda_rows import Pair
+from .row_copies import copy_pairs
 from .row_plan import Move, moved
 
 
-def extract_row(buffer: mx.array, row: int, moves: tuple[Move, ...], width: int) -> mx.array:
-    """`width` columns of one row of a buffer (B, H, S, D): (1, H, width, D).
+def extract_row(buffers: Pair, row: int, moves: tuple[Move, ...], width: int) -> Pair:
+    """`width` columns of one row of keys (B, H, S, D) and values (B, H, S, Dv): (1, H, width, D) and (1, H, width, Dv).
 
-    It is copied: a view would keep the batch's whole buffer alive.
+    They are copied: a view would keep the batch's whole buffer alive.
     """
-    return copy_rows([buffer], moved((row,), (moves,)), width)
+    return copy_pairs([buffers], moved((row,), (moves,)), width)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .checks import check_columns, check_rows
-from .row_copies import copy_rows
+from .row_copies import copy_pairs
 from .row_plan import shifted
 
 
@@ -29,12 +29,7 @@ def filter_rows(keys: mx.array, values: mx.array, rows: Sequence[int] | mx.array
     """
     check_columns(keys, values)
     kept = check_rows("filter", rows, keys.shape[0])
-    return take_rows(keys, kept), take_rows(values, kept)
-
-
-def take_rows(array: mx.array, rows: Sequence[int]) -> mx.array:
-    """Gather rows of an array (B, H, S, D)."""
-    if list(rows) == list(range(array.shape[0])):
-        return array[...]
-    width = array.shape[2]
-    return copy_rows([array], shifted(tuple(rows), (0,) * array.shape[0], width, 0), width)
+    if kept == tuple(range(keys.shape[0])):
+        return keys[...], values[...]
+    width = keys.shape[2]
+    return copy_pairs([(keys, values)], shifted(kept, (0,) * keys.shape[0], width, 0), width)

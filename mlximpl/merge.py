@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .checks import check_columns, check_size, common_heads, heads_of
-from .row_copies import copy_rows
+from .checks import check_columns, check_heads, check_size, heads_of
+from .row_copies import copy_pairs
 from .row_plan import Range, RowPlan
 
 
@@ -43,21 +43,16 @@ def merge_rows(rows: Sequence[tuple[mx.array, mx.array]], width: int = 0) -> Mer
     width = check_size("width", width, 0)
     for keys, values in rows:
         check_columns(keys, values)
-    common_heads("merge", (heads_of(keys, values) for keys, values in rows))
+    check_heads("merge", (heads_of(keys, values) for keys, values in rows))
     width = max([width, *(keys.shape[2] for keys, _ in rows)])
-    return MergedRows(
-        stack_rows([keys for keys, _ in rows], width),
-        stack_rows([values for _, values in rows], width),
-        [width - keys.shape[2] for keys, _ in rows for _ in range(keys.shape[0])],
-        width,
+    made = copy_pairs(rows, _right_aligned([keys.shape for keys, _ in rows], width), width)
+    return MergedRows(*made, [width - keys.shape[2] for keys, _ in rows for _ in range(keys.shape[0])], width)
+
+
+def _right_aligned(shapes: Sequence[tuple[int, ...]], width: int) -> RowPlan:
+    """The rows of sources of these shapes (b, H, S, D) under each other, all ending in the last of `width` columns."""
+    return RowPlan(
+        (Range(source, row, 0, width - columns, columns),) if columns else ()
+        for source, (rows, _, columns, _) in enumerate(shapes)
+        for row in range(rows)
     )
-
-
-def stack_rows(blocks: Sequence[mx.array], width: int) -> mx.array:
-    """Rows (b, H, S, D) under each other, all ending in the last of `width` columns, with zeros before them."""
-    rows = [
-        (Range(source, row, 0, width - block.shape[2], block.shape[2]),) if block.shape[2] else ()
-        for source, block in enumerate(blocks)
-        for row in range(block.shape[0])
-    ]
-    return copy_rows(blocks, RowPlan(rows), width)

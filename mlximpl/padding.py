@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from .checks import check_size, row_numbers, whole_numbers
 from .row_copies import copy_rows
-from .row_plan import moved
+from .row_plan import RowPlan, moved
 
 
 class Pending(NamedTuple):
@@ -143,20 +143,13 @@ def announce(
     return left, announce_lengths(lengths_given, totals[0])
 
 
-def shift_rows(array: mx.array, shifts: Sequence[int], keep: int, width: int) -> mx.array:
-    """Move each row's columns `keep` to `width` to the right by shifts[b], over the last ones, which are right pads.
+def shifted_back(shifts: Sequence[int], keep: int, width: int) -> RowPlan:
+    """Each row with its columns `keep` to `width` moved to the right by shifts[b], over the last, which are right pads.
 
-    Zeros are left in their place, and behind `width`.
-
-    Args:
-        array: (B, H, S, D); rows behind those that shifts are given for are left out.
-        shifts: one number a row, at most width - keep.
-
-    Returns:
-        (len(shifts), H, S, D).
+    Zeros are left in their place. No shift is above width - keep.
     """
     moves = tuple(((0, 0, keep), (keep, keep + s, width - keep - s)) for s in shifts)
-    return copy_rows([array], moved(tuple(range(len(shifts))), moves), array.shape[2])
+    return moved(tuple(range(len(shifts))), moves)
 
 
 def runs_of_equals(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .append import concat, join, overwrite, spare_columns
-from .padding import shift_rows
+from .padding import shifted_back
+from .row_copies import copy_rows
 from .temporal_order import Ring, temporal_columns
 
 
@@ -81,7 +82,8 @@ def ring_update(
     buffer = buffer[: columns.shape[0]]
     if write.slot is None:
         if any(tails):
-            ordered = shift_rows(concat(temporal_columns(buffer, ring)), tails, ring.keep, ring.stored)
+            plan = shifted_back(tails, ring.keep, ring.stored)
+            ordered = copy_rows([concat(temporal_columns(buffer, ring))], plan, ring.stored)
             before = temporal_columns(ordered, ring.in_order(ring.stored), write.dropped)
         else:
             before = temporal_columns(buffer, ring, write.dropped)

@@ -5,9 +5,24 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .append import join
-from .cuda_rows import copy_by_kernel, kernel_takes
+from .cuda_rows import Pair, copy_by_kernel, kernel_takes
 from .row_plan import Block, RowPlan
 from .words import as_numbers, as_words
+
+
+def copy_pairs(sources: Sequence[Pair], plan: RowPlan, width: int, allocated: int | None = None) -> Pair:
+    """`copy_rows` of keys (B, H, S, D) and values (B, H, S, Dv), which are planned alike."""
+    rows = len(plan.rows) if allocated is None else allocated
+    keys, values = zip(*sources, strict=True)
+    if rows and width and not _is_one_slice(keys, plan, width, rows) and kernel_takes(sources):
+        return copy_by_kernel(sources, plan, width, rows)
+    return copy_rows(keys, plan, width, rows), copy_rows(values, plan, width, rows)
+
+
+def _is_one_slice(sources: Sequence[mx.array], plan: RowPlan, width: int, rows: int) -> bool:
+    """Whether the buffer is one slice of a source, which MLX copies as fast."""
+    blocks = plan.blocks
+    return len(blocks) == 1 and blocks[0].rows == rows and _is_whole(blocks[0], sources, width)
 
 
 def copy_rows(sources: Sequence[mx.array], plan: RowPlan, width: int, allocated: int | None = None) -> mx.array:
@@ -32,8 +47,10 @@ def copy_rows(sources: Sequence[mx.array], plan: RowPlan, width: int, allocated:
         return mx.zeros(shape, dtype)
     if shape == sources[0].shape and plan.keeps(shape[0]):
         return sources[0][...]
-    if kernel_takes(sources):
-        return copy_by_kernel(sources, plan, shape)
+    if _is_one_slice(sources, plan, width, shape[0]):
+        block = plan.blocks[0]
+        (source,) = as_words([sources[block.source]])
+        return as_numbers(mx.contiguous(_slice(source, block, width)), dtype)
     return as_numbers(_copied(as_words(sources), plan, width, shape[0]), dtype)
 
 
@@ -47,12 +64,17 @@ def _copied(sources: Sequence[mx.array], plan: RowPlan, width: int, allocated: i
     for block in whole:
         if at < block.to:
             parts.append(_placed(sources, plan.blocks, at, block.to, width))
-        front = block.first - block.column
-        parts.append(sources[block.source][block.row : block.row + block.rows, :, front : front + width])
+        parts.append(_slice(sources[block.source], block, width))
         at = block.to + block.rows
     if at < allocated:
         parts.append(_placed(sources, plan.blocks, at, allocated, width))
     return join(parts, axis=0)
+
+
+def _slice(source: mx.array, block: Block, width: int) -> mx.array:
+    """The rows of a whole block."""
+    front = block.first - block.column
+    return source[block.row : block.row + block.rows, :, front : front + width]
 
 
 def _placed(sources: Sequence[mx.array], blocks: Sequence[Block], start: int, stop: int, width: int) -> mx.array:

@@ -131,9 +131,9 @@ def padded_before_the_sinks(original: Any, ring: Any, newest: int, stop: int) ->
     return tuple((slot, first + to if slot == 0 else to, n) for slot, to, n in original(ring, newest, stop))
 
 
-@breaks("padding.shift_rows", kinds=RING, wrong="the sinks are moved with the columns behind them")
-def rolled_before_the_sinks(original: Any, array: mx.array, shifts: Any, keep: int, width: int) -> Any:
-    return original(array, shifts, 0, width)
+@breaks("padding.shifted_back", kinds=RING, wrong="the sinks are moved with the columns behind them")
+def rolled_before_the_sinks(original: Any, shifts: Any, keep: int, width: int) -> Any:
+    return original(shifts, 0, width)
 
 
 @breaks("BatchRotatingKVCache.extend", wrong="batches of different sinks go together", seen="refusal")
