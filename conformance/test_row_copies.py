@@ -83,12 +83,9 @@ def test_every_range_arrives_and_nothing_foreign(seed: int) -> None:
 
 def test_a_whole_source_is_shared_and_both_go_their_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_copies, "_copied", None)
+    monkeypatch.setattr(row_copies, "copy_slice", None)
     source = mx.ones((2, HEADS, 4, SIZE))
-    mx.eval(source)
-    before = mx.get_active_memory()
     copied = copy_rows([source], shifted((0, 1), (1, 0), 4, 0), 4)
-    mx.eval(copied)
-    assert mx.get_active_memory() == before
     copied[0, 0, 0, 0] = 7
     assert source[0, 0, 0, 0].item() == 1
 
@@ -155,7 +152,7 @@ def test_the_plan_of_the_kernel(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     of_pairs = pairs(sources)
     for part, made in enumerate(copy_by_kernel(of_pairs, RowPlan(rows), width, len(rows))):
         assert np.array_equal(np.array(made), expected([pair[part] for pair in of_pairs], rows, width)[0])
-    assert rooms == [32]
+    assert rooms == [16]
 
 
 def test_where_the_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +161,8 @@ def test_where_the_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_rows, "on_cuda", lambda: False)
     assert not kernel_takes([small])
     monkeypatch.setattr(cuda_rows, "on_cuda", lambda: True)
-    assert kernel_takes([small]) and kernel_takes([small] * 32)
-    others = ([odd], [(small[0], odd[0])], [small, empty], [small] * 33)
+    assert kernel_takes([small]) and kernel_takes([small] * 64)
+    others = ([odd], [(small[0], odd[0])], [small, empty], [small] * 65)
     assert not any(kernel_takes(each) for each in others)
     monkeypatch.setattr(cuda_rows, "_runs", lambda *dtypes: False)
     assert not kernel_takes([small])

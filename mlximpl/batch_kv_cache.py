@@ -111,7 +111,7 @@ class BatchKVCache(BatchCache):
         """
         if not isinstance(other, BatchKVCache):
             raise ValueError(f"extend a BatchKVCache by a {type(other).__name__}")
-        check_heads("extend", (self._heads(), other._heads()))
+        check_heads("extend", (self._buffers(), other._buffers()))
         stop = max(self._stored, other._stored)
         self._append_rows(other, self._aligned(stop), other._aligned(stop), stop, stays=self._stored == stop)
         self._stored = stop
@@ -154,10 +154,10 @@ class BatchKVCache(BatchCache):
             ValueError: no caches, another kind, a cache of several rows, or heads that differ.
         """
         caches = check_solo(caches, KVCache)
-        check_heads("merge", (c._heads() for c in caches))
+        found = [c._buffers() for c in caches]
+        check_heads("merge", found)
         stop = max(c.offset for c in caches)
         batch = cls([stop - c.offset for c in caches])
-        found = [c._buffers() for c in caches]
         sources = [each for each in found if each is not None]
         if sources:
             moves = ((0, stop - c.offset, c.offset) for c in caches)

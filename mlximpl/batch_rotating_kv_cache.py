@@ -205,7 +205,7 @@ class BatchRotatingKVCache(BatchCache):
             raise ValueError(f"extend a ring of max_size {self.max_size} by one of {other.max_size}")
         if other.keep != self.keep:
             raise ValueError(f"extend a ring with keep {self.keep} by one with keep {other.keep}")
-        check_heads("extend", (self._heads(), other._heads()))
+        check_heads("extend", (self._buffers(), other._buffers()))
         mine, theirs = self._ring, other._ring
         after = mine
         moves: tuple[Move, ...] = ((0, 0, mine.stored),)
@@ -257,11 +257,11 @@ class BatchRotatingKVCache(BatchCache):
         kept = sorted({c.keep for c in caches})
         if len(kept) > 1:
             raise ValueError(f"merge of rings with keep {kept}, but a batch has one")
-        check_heads("merge", (c._heads() for c in caches))
+        found = [c._buffers() for c in caches]
+        check_heads("merge", found)
         width = max(c.size() for c in caches)
         width = max(width, kept[0]) if width else 0
         batch = cls(sizes[0], [width - min(c._ring.stored - c._pads, c.size()) for c in caches], kept[0])
-        found = [c._buffers() for c in caches]
         sources = [each for each in found if each is not None]
         if sources:
             moves = (ordered_moves(c._ring, c.size(), width) for c in caches)

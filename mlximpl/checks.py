@@ -41,13 +41,18 @@ def heads_of(keys: mx.array | None, values: mx.array | None) -> Heads | None:
     return Heads(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, values.dtype)
 
 
-def check_heads(operation: str, known: Iterable[Heads | None]) -> None:
-    """Refuse heads that differ."""
-    found: Heads | None = None
-    for heads in known:
-        if heads is not None and found is not None and heads != found:
-            raise ValueError(f"{operation}: caches of {found} and of {heads} do not go together")
-        found = found or heads
+def check_heads(operation: str, held: Iterable[tuple[mx.array, mx.array] | None]) -> None:
+    """Refuse to put together keys and values of heads that differ; None is a cache that has seen none."""
+    found: tuple[int | mx.Dtype, ...] | None = None
+    for pair in held:
+        if pair is not None:
+            keys, values = pair
+            _, heads, _, size = keys.shape
+            given = heads, size, values.shape[3], keys.dtype, values.dtype
+            if found is not None and given != found:
+                names = Heads(*found), Heads(*given)  # type: ignore[arg-type]
+                raise ValueError(f"{operation}: caches of {names[0]} and of {names[1]} do not go together")
+            found = given
 
 
 def check_columns(keys: mx.array, values: mx.array) -> None:

@@ -16,7 +16,7 @@ from .row_plan import RowPlan, moved
 
 Pair = tuple[mx.array, mx.array]
 """Keys (B, H, S, D) and values (B, H, S, Dv)."""
-SOURCES = (2, 32)
+SOURCES = (2, 16, 64)
 """How many pairs a kernel takes: one for what changes a batch, one for what merges many."""
 VECTOR = 16
 """Bytes that a thread moves at once."""

@@ -5,7 +5,7 @@ b  [b0 b1 b2 b3 b4]
 """
 
 from .cuda_rows import Pair
-from .row_copies import copy_pairs
+from .row_copies import copy_pairs, copy_slice
 from .row_plan import Move, moved
 
 
@@ -14,4 +14,7 @@ def extract_row(buffers: Pair, row: int, moves: tuple[Move, ...], width: int) ->
 
     They are copied: a view would keep the batch's whole buffer alive.
     """
+    if len(moves) == 1 and moves[0][1:] == (0, width):
+        keys, values = (copy_slice(buffer, row, 1, moves[0][0], width) for buffer in buffers)
+        return keys, values
     return copy_pairs([buffers], moved((row,), (moves,)), width)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .checks import check_columns, check_heads, check_size, heads_of
+from .checks import check_columns, check_heads, check_size
 from .row_copies import copy_pairs
 from .row_plan import Range, RowPlan
 
@@ -43,7 +43,7 @@ def merge_rows(rows: Sequence[tuple[mx.array, mx.array]], width: int = 0) -> Mer
     width = check_size("width", width, 0)
     for keys, values in rows:
         check_columns(keys, values)
-    check_heads("merge", (heads_of(keys, values) for keys, values in rows))
+    check_heads("merge", rows)
     width = max([width, *(keys.shape[2] for keys, _ in rows)])
     made = copy_pairs(rows, _right_aligned([keys.shape for keys, _ in rows], width), width)
     return MergedRows(*made, [width - keys.shape[2] for keys, _ in rows for _ in range(keys.shape[0])], width)

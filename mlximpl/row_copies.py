@@ -48,9 +48,8 @@ def copy_rows(sources: Sequence[mx.array], plan: RowPlan, width: int, allocated:
     if shape == sources[0].shape and plan.keeps(shape[0]):
         return sources[0][...]
     if _is_one_slice(sources, plan, width, shape[0]):
-        block = plan.blocks[0]
-        (source,) = as_words([sources[block.source]])
-        return as_numbers(mx.contiguous(_slice(source, block, width)), dtype)
+        _, rows, _, source, row, *_ = block = plan.blocks[0]
+        return copy_slice(sources[source], row, rows, _front(block), width)
     return as_numbers(_copied(as_words(sources), plan, width, shape[0]), dtype)
 
 
@@ -64,17 +63,23 @@ def _copied(sources: Sequence[mx.array], plan: RowPlan, width: int, allocated: i
     for block in whole:
         if at < block.to:
             parts.append(_placed(sources, plan.blocks, at, block.to, width))
-        parts.append(_slice(sources[block.source], block, width))
+        front = _front(block)
+        parts.append(sources[block.source][block.row : block.row + block.rows, :, front : front + width])
         at = block.to + block.rows
     if at < allocated:
         parts.append(_placed(sources, plan.blocks, at, allocated, width))
     return join(parts, axis=0)
 
 
-def _slice(source: mx.array, block: Block, width: int) -> mx.array:
-    """The rows of a whole block."""
-    front = block.first - block.column
-    return source[block.row : block.row + block.rows, :, front : front + width]
+def copy_slice(source: mx.array, row: int, rows: int, first: int, width: int) -> mx.array:
+    """Neighbouring rows of a source (B, H, S, D), `width` columns from `first` on: (rows, H, width, D)."""
+    (words,) = as_words([source])
+    return as_numbers(mx.contiguous(words[row : row + rows, :, first : first + width]), source.dtype)
+
+
+def _front(block: Block) -> int:
+    """Which column of its source goes to column 0."""
+    return block.first - block.column
 
 
 def _placed(sources: Sequence[mx.array], blocks: Sequence[Block], start: int, stop: int, width: int) -> mx.array:
@@ -90,5 +95,5 @@ def _placed(sources: Sequence[mx.array], blocks: Sequence[Block], start: int, st
 
 def _is_whole(block: Block, sources: Sequence[mx.array], width: int) -> bool:
     """Whether the new rows are a slice of their source, with what lies around their range."""
-    front = block.first - block.column
+    front = _front(block)
     return block.alone and front >= 0 and front + width <= sources[block.source].shape[2]

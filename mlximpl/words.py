@@ -15,8 +15,9 @@ def as_words(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
     """
     _, heads, _, size = arrays[0].shape
     column = size * arrays[0].itemsize
-    longest = max(array.shape[2] for array in arrays)
-    if mx.default_device() != mx.cpu or column % 8 or heads * longest * column < WIDE_LEAST:
+    if column % 8 or mx.default_device() != mx.cpu:
+        return arrays
+    if heads * max([array.shape[2] for array in arrays]) * column < WIDE_LEAST:
         return arrays
     return [array.view(mx.uint64) for array in arrays]
 
