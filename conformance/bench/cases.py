@@ -29,14 +29,14 @@ class Case:
     rounds: int = 100
 
 
-def decode(name: str, make: Make, ring: bool = False, own: bool = False, overlap: bool = False) -> Case:
+def decode(name: str, make: Make, ring: bool = False, own: bool = False) -> Case:
     """Some steps of one token; with `own`, mlximpl's through its `attention`."""
     return Case(
         name,
         lambda module, size: steps.attention(
-            module, size, make, 1, size.steps, size.layers, size.tokens if ring else None, own, overlap
+            module, size, make, 1, size.steps, size.layers, size.tokens if ring else None, own
         ),
-        lambda size: floors.attention_over(size.tokens, size.steps, 1, size.layers, size, overlap),
+        lambda size: floors.attention_over(size.tokens, size.steps, 1, size.layers, size),
         "attention with no mask over contiguous columns, one of them written in place",
     )
 
@@ -119,9 +119,6 @@ CASES = (
     decode("decode, ragged", build.ragged),
     decode("decode, ragged, attention()", build.ragged, own=True),
     decode("decode, wrapped ring", build.wrapped, ring=True),
-    decode("decode, equal lengths, overlapped", build.equal, overlap=True),
-    decode("decode, ragged, attention(), overlapped", build.ragged, own=True, overlap=True),
-    decode("decode, wrapped ring, overlapped", build.wrapped, ring=True, overlap=True),
     prefill("prefill of 512", build.equal),
     prefill("prefill of 512, padded", build.ragged),
     prefill("prefill of 512, padded, attention()", build.ragged, own=True),

@@ -9,7 +9,6 @@ import mlx.core as mx
 from conformance.bench.build import columns, file, numbers, queries
 from conformance.bench.measure import Trial
 from conformance.bench.sizes import Size
-from conformance.bench.steps import overlapped
 
 
 def copy_of(nbytes: int, layers: int, repeats: int = 1) -> Trial:
@@ -30,7 +29,7 @@ def copied(array: mx.array) -> mx.array:
     return copy
 
 
-def attention_over(width: int, steps: int, n: int, layers: int, size: Size, overlap: bool = False) -> Trial:
+def attention_over(width: int, steps: int, n: int, layers: int, size: Size) -> Trial:
     """Steps of n columns, written in place at the end of contiguous buffers of that width, and attention over all."""
     new, asked = columns(size, n), queries(size, n)
     scale = size.head_size**-0.5
@@ -54,8 +53,6 @@ def attention_over(width: int, steps: int, n: int, layers: int, size: Size, over
         return [out]
 
     def work(held: list[list[mx.array]]) -> list[Any]:
-        if overlap:
-            return overlapped(lambda: step(held), steps)
         for _ in range(steps):
             mx.eval(step(held), held)
         return []

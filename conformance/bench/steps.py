@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -23,12 +22,10 @@ def attention(
     layers: int,
     window: int | None,
     own: bool = False,
-    overlap: bool = False,
 ) -> Trial:
     """Steps of n tokens through all layers: the first layer's mask for all, each layer's offset read before its update.
 
-    What a layer gives is the next one's queries. With `own`, a module that has an `attention` answers with it. With
-    `overlap` a step is made while the one before runs, as mlx-lm's generators do.
+    What a layer gives is the next one's queries. With `own`, a module that has an `attention` answers with it.
     """
     new, asked = columns(size, n), queries(size, n)
     scale = size.head_size**-0.5
@@ -50,25 +47,11 @@ def attention(
         return [out, *offsets]
 
     def work(caches: list[Any]) -> list[Any]:
-        if overlap:
-            return overlapped(lambda: step(caches), steps)
         for _ in range(steps):
             mx.eval(step(caches), arrays_of(*caches))
         return []
 
     return Trial(lambda: build.layers(make, module, size, layers), work, steps)
-
-
-def overlapped(step: Callable[[], list[Any]], steps: int) -> list[Any]:
-    """Start each step before the one before it is waited for; returns the last, which is not waited for."""
-    start: Any = mx.async_eval
-    last: list[Any] = []
-    for _ in range(steps):
-        made = step()
-        start(made)
-        mx.eval(last)
-        last = made
-    return last
 
 
 def mask_alone(module: ModuleType, size: Size, make: Make, window: int | None) -> Trial:
