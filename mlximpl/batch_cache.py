@@ -226,6 +226,8 @@ class BatchCache(Cache, RowNumbers):
         rows = len(pads)
         if not self._joined or not self._may_have_spare_rows(pads):
             return rows
+        if self.row_growth < 0:
+            raise ValueError(f"row_growth must not be negative, but is {self.row_growth}")
         return rows + int(rows * self.row_growth + 0.5)
 
     def _may_have_spare_rows(self, pads: Sequence[int]) -> bool:

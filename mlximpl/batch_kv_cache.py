@@ -8,6 +8,7 @@ from .append import append_columns, rounded
 from .batch_cache import BatchCache
 from .checks import check_heads, check_mask, check_rows, check_solo, check_update
 from .extract import extract_row
+from .growth import Growth
 from .kv_cache import KVCache
 from .masks import Mask, batch_mask
 from .row_copies import copy_pairs
@@ -27,7 +28,7 @@ from .temporal_order import Ring
 from .trim import growing_limit
 
 
-class BatchKVCache(BatchCache):
+class BatchKVCache(Growth, BatchCache):
     """A growing cache of left-padded rows.
 
     Args:
@@ -64,7 +65,7 @@ class BatchKVCache(BatchCache):
             pending, tails = pending.update(n, self._due())
             fed = tuple(t + more for t, more in zip(pending.tails, tails, strict=True))
             pending = pending._replace(tails=fed)
-        spare = self._spare_columns()
+        spare = self._spare_columns(self._stored)
         new_keys = append_columns(self._keys, keys, self._stored, self.step, spare)
         new_values = append_columns(self._values, values, self._stored, self.step, spare)
         self._keys, self._values = new_keys, new_values

@@ -94,25 +94,16 @@ class Cache(AnyCache):
     Attributes:
         keys: (B, H, S, D), or None before the first update. S may exceed the columns in use.
         values: (B, H, S, Dv), or None. Both may be assigned, as models do with `mx.depends`.
-        step: by how many columns a buffer grows, at least.
-        column_growth: by how large a part of its columns a buffer grows, if that is more. 0.25 copies a cache of 32k
-            tokens 5 times over while it grows, and 0 some 64 times; it takes up to a quarter more memory.
-        column_growth_most: by how many columns a buffer grows at most for `column_growth`.
+        step: by how many columns a buffer grows.
     """
 
     step = 256
-    column_growth = 0.0
-    column_growth_most = 4096
     keys: mx.array | None
     values: mx.array | None
 
     def _columns(self) -> int:
         """How many columns are stored."""
         raise NotImplementedError
-
-    def _spare_columns(self) -> int:
-        """How many columns more than needed a buffer gets that has become too short."""
-        return min(int(self._columns() * self.column_growth), self.column_growth_most) if self.column_growth else 0
 
     def _heads(self) -> Heads | None:
         buffers = self._buffers()

@@ -4,11 +4,12 @@ import mlx.core as mx
 
 from .cache import AnyCache, Cache
 from .checks import check_mask, check_update
+from .growth import Growth
 from .masks import Mask, solo_mask
 from .trim import growing_limit
 
 
-class GrowingCache(AnyCache):
+class GrowingCache(Growth, AnyCache):
     """A cache of one sequence, or of several of the same length, from which nothing is evicted.
 
     Attributes:

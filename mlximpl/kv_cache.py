@@ -22,7 +22,7 @@ class KVCache(PlainGrowingCache):
     """
 
     def _appended(self, held: mx.array | None, columns: mx.array) -> mx.array:
-        return append_columns(held, columns, self.offset, self.step, self._spare_columns())
+        return append_columns(held, columns, self.offset, self.step, self._spare_columns(self.offset))
 
     @property
     def state(self) -> tuple[object, ...]:

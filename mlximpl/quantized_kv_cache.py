@@ -31,13 +31,11 @@ class QuantizedKVCache(GrowingCache):
         keys: (words, scales, biases), each (B, H, S, ...), or None before the first update. S may exceed the
             columns in use.
         values: the same of the values. Both may be assigned.
-        step: by how many columns a buffer grows.
 
     Raises:
         ValueError: another group_size or bits.
     """
 
-    step = 256
     keys: Sequence[mx.array] | None
     values: Sequence[mx.array] | None
 
@@ -99,8 +97,9 @@ class QuantizedKVCache(GrowingCache):
 
     def _append(self, held: Sequence[mx.array] | None, columns: mx.array) -> Parts:
         new = quantize(columns, self._how())
+        spare = self._spare_columns(self.offset)
         words, scales, biases = (
-            append_columns(None if held is None else held[i], part, self.offset, self.step)
+            append_columns(None if held is None else held[i], part, self.offset, self.step, spare)
             for i, part in enumerate(new)
         )
         return words, scales, biases
