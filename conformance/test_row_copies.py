@@ -162,7 +162,7 @@ def test_where_the_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not kernel_takes([small])
     monkeypatch.setattr(cuda_rows, "on_cuda", lambda: True)
     assert kernel_takes([small]) and kernel_takes([small] * 64)
-    others = ([odd], [(small[0], odd[0])], [small, empty], [small] * 65)
+    others = ([odd], [(small[0], odd[0])], [small, empty], [small, (small[0], small[1][:, :, :2])], [small] * 65)
     assert not any(kernel_takes(each) for each in others)
     monkeypatch.setattr(cuda_rows, "_runs", lambda *dtypes: False)
     assert not kernel_takes([small])

@@ -33,7 +33,8 @@ def kernel_takes(sources: Sequence[Pair]) -> bool:
     if not on_cuda() or len(sources) > SOURCES[-1]:
         return False
     whole = all(buffer.shape[3] * buffer.itemsize % VECTOR == 0 for buffer in sources[0])
-    return whole and all(keys.size and values.size for keys, values in sources) and _runs(*_dtypes(sources))
+    alike = (keys.shape[2] == values.shape[2] and keys.size and values.size for keys, values in sources)
+    return whole and all(alike) and _runs(*_dtypes(sources))
 
 
 def _dtypes(sources: Sequence[Pair]) -> tuple[mx.Dtype, mx.Dtype]:
