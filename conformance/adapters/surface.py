@@ -81,9 +81,9 @@ class SurfaceAdapter:
     @contextmanager
     def _spare_rows(self) -> Iterator[None]:
         """Let batches that rows join have spare rows, where the module has such."""
-        kinds = [getattr(self.module, name) for name in ("BatchKVCache", "BatchRotatingKVCache")]
         with ExitStack() as stack:
-            for kind in kinds:
+            for name in ("BatchKVCache", "BatchRotatingKVCache"):
+                kind = getattr(self.module, name, None)
                 if hasattr(kind, "row_growth"):
                     stack.enter_context(patch.multiple(kind, **SPARE_ROWS))
             yield

@@ -15,11 +15,16 @@ def copy_of(nbytes: int, layers: int, repeats: int = 1) -> Trial:
     """A plain contiguous copy of so many bytes in each layer, half keys and half values."""
 
     def prepare() -> list[mx.array]:
-        made = [mx.ones((max(1, nbytes // 4),), mx.uint16) for _ in range(2 * layers)]
+        made = [mx.ones(_block(max(1, nbytes // 4)), mx.uint16) for _ in range(2 * layers)]
         mx.eval(made)
         return made
 
     return Trial(prepare, lambda held: [copied(each) for _ in range(repeats) for each in held], repeats)
+
+
+def _block(numbers: int) -> tuple[int, ...]:
+    """The shape of so many numbers; an axis of MLX's holds fewer than 2**31, and beyond that a few come on top."""
+    return (numbers,) if numbers < 1 << 31 else (-(-numbers >> 20), 1 << 20)
 
 
 def copied(array: mx.array) -> mx.array:

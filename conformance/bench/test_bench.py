@@ -18,7 +18,7 @@ from conformance.bench import run
 from conformance.bench.build import columns, file
 from conformance.bench.cases import CASES, Case
 from conformance.bench.churn import turns
-from conformance.bench.floors import attention_over, copied, copy_of
+from conformance.bench.floors import _block, attention_over, copied, copy_of
 from conformance.bench.measure import Samples, Trial, TrialError, figures, in_turn, once, quotient, spread
 from conformance.bench.one import measured
 from conformance.bench.results import FLOOR, OURS, THEIRS, row_of
@@ -214,6 +214,16 @@ def test_a_copy_has_memory_of_its_own() -> None:
     assert peak >= source.nbytes
     assert source.min().item() == 1
     assert once(copy_of(1 << 20, 3))[1] >= 3 << 20
+
+
+def test_more_numbers_than_an_axis_holds() -> None:
+    assert [_block(n) for n in (1, (1 << 31) - 1)] == [(1,), ((1 << 31) - 1,)]
+    for numbers in (1 << 31, 3002247168):
+        rows, columns = _block(numbers)
+        assert numbers <= rows * columns < numbers + columns
+        mx.zeros((rows, columns), mx.uint16)
+    with pytest.raises(OverflowError):
+        mx.zeros((1 << 31,), mx.uint16)
 
 
 @pytest.mark.parametrize("n", [1, 8])
