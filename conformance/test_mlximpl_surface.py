@@ -139,6 +139,16 @@ def test_models_assign_keys_and_values(make: Make) -> None:
     assert keys.shape[2] == 3
 
 
+@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_one_buffer_that_is_assigned_without_its_spare_columns(name: str, make: Make) -> None:
+    cache = feed(make(), 3, 1)
+    setattr(cache, name, getattr(cache, name)[:, :, : cache._columns()])
+    keys, values = cache.keys_and_values()
+    assert mx.array_equal(values, -keys[..., :2])
+    assert mx.array_equal(cache.state[1], -cache.state[0][..., :2])
+
+
 def test_a_value_read_earlier_never_changes() -> None:
     for cache in (BatchKVCache([0, 2]), BatchRotatingKVCache(3, [0, 2])):
         seen = [(cache.offset, cache.left_padding)]

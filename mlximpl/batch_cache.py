@@ -83,10 +83,10 @@ class BatchCache(Cache, RowNumbers):
         keys, values = self._keys, self._values
         if keys is None or values is None:
             return None, None
-        rows, stored, held = len(self._pads), self._columns(), keys.shape
-        if held[0] != rows or values.shape[0] != rows:
+        rows, stored, held, beside = len(self._pads), self._columns(), keys.shape, values.shape
+        if held[0] != rows or beside[0] != rows:
             return keys[:rows, :, :stored], values[:rows, :, :stored]
-        if held[2] == stored:
+        if held[2] == stored == beside[2]:
             return keys[...], values[...]
         return keys[:, :, :stored], values[:, :, :stored]
 

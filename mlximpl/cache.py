@@ -121,7 +121,7 @@ class Cache(AnyCache):
             return None, None
         stored = self._columns()
         keys, values = buffers
-        if stored == keys.shape[2]:
+        if stored == keys.shape[2] == values.shape[2]:
             return keys[...], values[...]
         return keys[:, :, :stored], values[:, :, :stored]
 
