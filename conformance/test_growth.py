@@ -58,14 +58,18 @@ def test_a_step_of_a_class_is_a_setting(name: str, monkeypatch: pytest.MonkeyPat
     assert width(cache) == 16
 
 
+@pytest.mark.parametrize("part", [-0.5, float("inf"), float("nan")])
 @pytest.mark.parametrize("name", MAKES)
-def test_negative_growth_is_refused(name: str) -> None:
+def test_growth_that_is_none_is_refused(name: str, part: float) -> None:
     cache = MAKES[name]()
     cache.step = 4
     cache.update_and_fetch(token(cache, 0, 4), token(cache, 1, 4))
     before = [leaf.tolist() for leaf in leaves(cache.keys_and_values())]
-    cache.column_growth = -0.5
-    with pytest.raises(ValueError, match=r"column_growth must not be negative, but is -0\.5"):
+    cache.column_growth = part
+    with pytest.raises(ValueError, match=f"column_growth must be a number from 0 on, but is {part}"):
+        cache.update_and_fetch(token(cache, 2), token(cache, 3))
+    cache.step, cache.column_growth = 0, 0.0
+    with pytest.raises(ValueError, match="step must be at least 1, but is 0"):
         cache.update_and_fetch(token(cache, 2), token(cache, 3))
     assert [leaf.tolist() for leaf in leaves(cache.keys_and_values())] == before and cache.size() == 4
 
@@ -98,7 +102,7 @@ def test_rows_that_join_twice_get_spare_rows_unless_there_are_to_be_none(ring: b
     changes: list[Callable[[], None]] = [lambda: cache.extend(batch(2)), lambda: cache.filter([0, 1])]
     for change in changes:
         if spare:
-            with pytest.raises(ValueError, match="row_growth must not be negative, but is -1"):
+            with pytest.raises(ValueError, match="row_growth must be a number from 0 on, but is -1"):
                 change()
     if spare:
         assert mx.array_equal(cache.offset, none.offset) and mx.array_equal(cache.keys, none.keys)

@@ -990,3 +990,14 @@ def test_rows_that_are_no_list_are_refused(rows: Any) -> None:
 def test_padding_beyond_what_positions_hold_is_refused() -> None:
     with pytest.raises(ValueError, match="must not be above"):
         BatchKVCache([2**40])
+
+
+def test_a_wrapped_ring_with_right_pads_fed_is_no_state() -> None:
+    """An update while padding is pending leaves a ring in temporal order, so no cache has ever been like that."""
+    k = mx.arange(4.0).reshape(1, 1, 4, 1)
+    announced = 3, mx.array([2]), mx.array([1]), mx.array([-1])
+    state = k, k, mx.array([9]), mx.array([0]), 4, 4, 1, True, *announced
+    with pytest.raises(ValueError, match=r"\[1\] right pads were fed, which no wrapped ring has"):
+        mlximpl.BatchRotatingKVCache.from_state(state)
+    in_order = k, k, mx.array([9]), mx.array([0]), 4, 4, 4, False, *announced
+    assert mlximpl.BatchRotatingKVCache.from_state(in_order).size() == 4

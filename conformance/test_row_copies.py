@@ -159,19 +159,20 @@ def test_where_the_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     small, odd, empty = ((mx.ones((1, 1, n, size)),) * 2 for n, size in ((3, 8), (3, 6), (0, 8)))
     monkeypatch.setattr(cuda_rows, "_runs", lambda *dtypes: True)
     monkeypatch.setattr(cuda_rows, "on_cuda", lambda: False)
-    assert not kernel_takes([small])
+    assert not kernel_takes([small], 1)
     monkeypatch.setattr(cuda_rows, "on_cuda", lambda: True)
-    assert kernel_takes([small]) and kernel_takes([small] * 64)
+    assert kernel_takes([small], 32767) and kernel_takes([small] * 64, 64)
     others = ([odd], [(small[0], odd[0])], [small, empty], [small, (small[0], small[1][:, :, :2])], [small] * 65)
-    assert not any(kernel_takes(each) for each in others)
+    assert not any(kernel_takes(each, 1) for each in others)
+    assert not kernel_takes([small], 32768)
     monkeypatch.setattr(cuda_rows, "_runs", lambda *dtypes: False)
-    assert not kernel_takes([small])
+    assert not kernel_takes([small], 1)
 
 
 def test_what_is_left_to_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan of one slice, and nothing to copy."""
     asked: list[Any] = []
-    monkeypatch.setattr(row_copies, "kernel_takes", asked.append)
+    monkeypatch.setattr(row_copies, "kernel_takes", lambda *of: asked.append(of))
     pair = mx.ones((3, 1, 4, 8)), mx.ones((3, 1, 4, 4))
     for rows, stop, shift, width, allocated in (((1,), 4, -1, 3, 1), ((1, 2), 4, 0, 4, 2), ((), 4, 0, 4, 0)):
         copy_pairs([pair], shifted(rows, (0, 0, 0), stop, shift), width, allocated)
@@ -208,7 +209,7 @@ def test_the_kernel(dtype: mx.Dtype) -> None:
             keys, values = of_pairs[0]
             flat = mx.concatenate([mx.zeros((1,), dtype), keys.reshape(-1)])
             of_pairs[0] = flat[1:].reshape(keys.shape), values
-        assert kernel_takes(of_pairs)
+        assert kernel_takes(of_pairs, len(rows))
         for number in (2, 3):
             some = [row if all(each.source < number for each in row) else () for row in rows]
             for part, made in enumerate(copy_by_kernel(of_pairs[:number], RowPlan(some), width, len(rows) + 1)):

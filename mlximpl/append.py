@@ -31,6 +31,8 @@ def overwrite(buffer: mx.array, columns: mx.array, start: int) -> mx.array:
 
 def rounded(columns: int, step: int) -> int:
     """The next multiple of `step`: how many columns a buffer has that holds so many."""
+    if step < 1:
+        raise ValueError(f"step must be at least 1, but is {step}")
     return columns + -columns % step
 
 
@@ -48,7 +50,7 @@ def append_columns(buffer: mx.array | None, columns: mx.array, stored: int, step
     if buffer is not None and stop <= buffer.shape[2]:
         return overwrite(buffer, columns, stored)
     if buffer is None or stored == 0:
-        return join([columns, *spare_columns(columns, -stop % step)])
+        return join([columns, *spare_columns(columns, rounded(stop, step) - stop)])
     before = buffer[: columns.shape[0], :, :stored]
     return join([before, columns, *spare_columns(columns, rounded(stop + spare, step) - stop)])
 

@@ -1,18 +1,19 @@
 """What the two batches have in common: rows, their padding, and the ragged prefill."""
 
 from collections.abc import Sequence
+from math import inf
 
 import mlx.core as mx
 
 from .cache import Cache
 from .checks import check_rows, row_numbers
-from .cuda_rows import Pair, kernel_takes
+from .cuda_rows import kernel_takes
 from .device import on_cuda
 from .extend import extend_rows, write_rows
-from .padding import Pending, announce, join_pending, shifted_back
+from .padding import Pending, announce, join_pending, pads_to_the_front
 from .row_copies import copy_pairs
 from .row_numbers import Ints, RowNumbers
-from .row_plan import RowPlan, shifted
+from .row_plan import Pair, RowPlan, shifted
 
 
 class BatchCache(Cache, RowNumbers):
@@ -23,7 +24,8 @@ class BatchCache(Cache, RowNumbers):
 
     Attributes:
         row_growth: how large a part of a batch's rows its buffers have room for besides, once rows have joined it
-            twice. The next rows to join are then written there, and nothing is copied. 0 for no spare rows.
+            twice. The next rows to join are then written there, and nothing is copied. 0 for no spare rows. Copies of
+            the whole batch for another reason, such as more columns, leave none until rows join again.
     """
 
     row_growth = 0.125
@@ -36,7 +38,7 @@ class BatchCache(Cache, RowNumbers):
 
     @property
     def keys(self) -> mx.array | None:
-        """(B, H, S, D), or None before the first update; without the buffer's spare rows."""
+        """(B, H, S, D), or None before the first update; without the buffer's spare rows, so not to be written into."""
         return self._without_spare_rows(self._keys)
 
     @keys.setter
@@ -148,7 +150,7 @@ class BatchCache(Cache, RowNumbers):
         """End a ragged prefill: each row's right pads go to its front. Nothing pending is fine."""
         tails, buffers = self._tails(), self._buffers()
         if any(tails) and buffers is not None:
-            plan = shifted_back(tails, self._sinks(), self._columns())
+            plan = pads_to_the_front(tails, self._sinks(), self._columns())
             self.keys, self.values = copy_pairs([buffers], plan, buffers[0].shape[2])
             self._pads = tuple(p + t for p, t in zip(self._pads, tails, strict=True))
             self._offsets = tuple(o - t for o, t in zip(self._offsets, tails, strict=True))
@@ -184,7 +186,8 @@ class BatchCache(Cache, RowNumbers):
     def _taken(self, buffers: Pair, rows: Ints, first: int, allocated: int) -> Pair:
         """Some rows of the buffers without their first columns."""
         stored, width = self._columns(), buffers[0].shape[2] - first
-        if first and kernel_takes([buffers]):
+        if first and kernel_takes([buffers], len(rows)):
+            # Attention of one query is fastest there over whole steps of columns.
             width = self._width_for(stored - first)
         return copy_pairs([buffers], shifted(rows, self._first_columns(), stored, -first), width, allocated)
 
@@ -226,8 +229,8 @@ class BatchCache(Cache, RowNumbers):
         rows = len(pads)
         if not self._joined or not self._may_have_spare_rows(pads):
             return rows
-        if self.row_growth < 0:
-            raise ValueError(f"row_growth must not be negative, but is {self.row_growth}")
+        if not 0 <= self.row_growth < inf:
+            raise ValueError(f"row_growth must be a number from 0 on, but is {self.row_growth}")
         return rows + int(rows * self.row_growth + 0.5)
 
     def _may_have_spare_rows(self, pads: Sequence[int]) -> bool:

@@ -315,6 +315,8 @@ class BatchRotatingKVCache(BatchCache):
         ring = Ring(max_size, keep, width if wrapped else head, head, wrapped)
         pending = pending_of(kind, elements[8:], max(0, ring.stored - keep), pads)
         tails = (0,) * rows if pending is None else pending.tails
+        if wrapped and any(tails):
+            raise ValueError(f"{kind} state: {list(tails)} right pads were fed, which no wrapped ring has")
         check_ring_rows(kind, offsets, pads, tails, ring.stored, keep, max_size)
         self.keys, self.values, self._ring = keys, values, ring
         self._set_rows(pads, offsets, pending)

@@ -12,12 +12,12 @@ from typing import Any
 import mlx.core as mx
 
 from .device import on_cuda
-from .row_plan import RowPlan, moved
+from .row_plan import Pair, RowPlan, moved
 
-Pair = tuple[mx.array, mx.array]
-"""Keys (B, H, S, D) and values (B, H, S, Dv)."""
 SOURCES = (2, 16, 64)
-"""How many pairs a kernel takes: one for what changes a batch, one for what merges many."""
+"""How many pairs a kernel takes: one for what changes a batch, the others for merges."""
+ROWS_MOST = 65535 // 2
+"""New rows that fit into a launch, keys and values apart."""
 VECTOR = 16
 """Bytes that a thread moves at once."""
 THREADS = 256
@@ -28,9 +28,9 @@ HEAD = 5
 """Numbers before those."""
 
 
-def kernel_takes(sources: Sequence[Pair]) -> bool:
-    """Whether the kernel can copy from these pairs, and runs here at all."""
-    if not on_cuda() or len(sources) > SOURCES[-1]:
+def kernel_takes(sources: Sequence[Pair], rows: int) -> bool:
+    """Whether the kernel can copy so many rows from these pairs, and runs here at all."""
+    if not on_cuda() or len(sources) > SOURCES[-1] or rows > ROWS_MOST:
         return False
     whole = all(buffer.shape[3] * buffer.itemsize % VECTOR == 0 for buffer in sources[0])
     alike = (keys.shape[2] == values.shape[2] and keys.size and values.size for keys, values in sources)
@@ -52,6 +52,7 @@ def copy_by_kernel(sources: Sequence[Pair], plan: RowPlan, width: int, allocated
     blocks = -(-width * max(vectors) // (THREADS * UNROLLED))
     keys, values = _kernel(room)(
         inputs=[*buffers, _numbers(plan, tuple(keys.shape[2] for keys, _ in sources), heads, width, *vectors)],
+        # MLX compiles a kernel once for its name and template, and forgets that the arrays' dtypes are part of it.
         template=[("K", dtypes[0]), ("V", dtypes[1])],
         grid=(blocks * THREADS, heads, 2 * len(plan.rows)),
         threadgroup=(THREADS, 1, 1),

@@ -9,9 +9,8 @@ nothing is copied but those.
 
 import mlx.core as mx
 
-from .cuda_rows import Pair
 from .row_copies import copy_pairs
-from .row_plan import RowPlan, one_behind_the_other
+from .row_plan import Pair, RowPlan, one_behind_the_other
 
 
 def extend_rows(

@@ -4,9 +4,8 @@ a  [ .  . a0 a1 a2]       row 0   ->   [a0 a1 a2]
 b  [b0 b1 b2 b3 b4]
 """
 
-from .cuda_rows import Pair
 from .row_copies import copy_pairs, copy_slice
-from .row_plan import Move, moved
+from .row_plan import Move, Pair, moved
 
 
 def extract_row(buffers: Pair, row: int, moves: tuple[Move, ...], width: int) -> Pair:

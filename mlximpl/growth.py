@@ -1,5 +1,7 @@
 """By how much a buffer grows that has become too short."""
 
+from math import inf
+
 
 class Growth:
     """Growth in steps, or in proportion to what is held.
@@ -21,10 +23,10 @@ class Growth:
         """How many columns more than needed a buffer gets that holds so many and has become too short.
 
         Raises:
-            ValueError: column_growth is negative.
+            ValueError: column_growth is negative or infinite.
         """
         if not self.column_growth:
             return 0
-        if self.column_growth < 0:
-            raise ValueError(f"column_growth must not be negative, but is {self.column_growth}")
+        if not 0 <= self.column_growth < inf:
+            raise ValueError(f"column_growth must be a number from 0 on, but is {self.column_growth}")
         return min(int(stored * self.column_growth), self.column_growth_most)

@@ -143,7 +143,7 @@ def announce(
     return left, announce_lengths(lengths_given, totals[0])
 
 
-def shifted_back(shifts: Sequence[int], keep: int, width: int) -> RowPlan:
+def pads_to_the_front(shifts: Sequence[int], keep: int, width: int) -> RowPlan:
     """Each row with its columns `keep` to `width` moved to the right by shifts[b], over the last, which are right pads.
 
     Zeros are left in their place. No shift is above width - keep.

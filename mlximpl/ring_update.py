@@ -15,7 +15,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .append import concat, join, overwrite, spare_columns
-from .padding import shifted_back
+from .padding import pads_to_the_front
 from .row_copies import copy_rows
 from .temporal_order import Ring, temporal_columns
 
@@ -82,7 +82,7 @@ def ring_update(
     buffer = buffer[: columns.shape[0]]
     if write.slot is None:
         if any(tails):
-            plan = shifted_back(tails, ring.keep, ring.stored)
+            plan = pads_to_the_front(tails, ring.keep, ring.stored)
             ordered = copy_rows([concat(temporal_columns(buffer, ring))], plan, ring.stored)
             before = temporal_columns(ordered, ring.in_order(ring.stored), write.dropped)
         else:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from .append import join
-from .cuda_rows import Pair, copy_by_kernel, kernel_takes
-from .row_plan import Block, RowPlan
+from .cuda_rows import copy_by_kernel, kernel_takes
+from .row_plan import Block, Pair, RowPlan
 from .words import as_numbers, as_words
 
 
@@ -14,7 +14,7 @@ def copy_pairs(sources: Sequence[Pair], plan: RowPlan, width: int, allocated: in
     """`copy_rows` of keys (B, H, S, D) and values (B, H, S, Dv), which are planned alike."""
     rows = len(plan.rows) if allocated is None else allocated
     keys, values = zip(*sources, strict=True)
-    if rows and width and not _is_one_slice(keys, plan, width, rows) and kernel_takes(sources):
+    if rows and width and not _is_one_slice(keys, plan, width, rows) and kernel_takes(sources, len(plan.rows)):
         return copy_by_kernel(sources, plan, width, rows)
     return copy_rows(keys, plan, width, rows), copy_rows(values, plan, width, rows)
 
@@ -45,7 +45,7 @@ def copy_rows(sources: Sequence[mx.array], plan: RowPlan, width: int, allocated:
     shape = len(plan.rows) if allocated is None else allocated, heads, width, size
     if 0 in shape:
         return mx.zeros(shape, dtype)
-    if shape == sources[0].shape and plan.keeps(shape[0]):
+    if shape == sources[0].shape and plan.is_all_of_source(shape[0]):
         return sources[0][...]
     if _is_one_slice(sources, plan, width, shape[0]):
         _, rows, _, source, row, *_ = block = plan.blocks[0]
@@ -54,7 +54,10 @@ def copy_rows(sources: Sequence[mx.array], plan: RowPlan, width: int, allocated:
 
 
 def _copied(sources: Sequence[mx.array], plan: RowPlan, width: int, allocated: int) -> mx.array:
-    """Slices joined where most of the rows are whole slices; else zeros, with the blocks written over them."""
+    """Slices joined where most of the rows are whole slices; else zeros, with the blocks written over them.
+
+    A slice that is joined is copied once, and a row that has to be padded for it twice; zeros are written once for all.
+    """
     whole = [block for block in plan.blocks if _is_whole(block, sources, width)]
     if 2 * sum(block.rows for block in whole) < len(plan.rows):
         return _placed(sources, plan.blocks, 0, allocated, width)

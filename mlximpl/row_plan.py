@@ -8,6 +8,11 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+import mlx.core as mx
+
+Pair = tuple[mx.array, mx.array]
+"""Keys (B, H, S, D) and values (B, H, S, Dv)."""
+
 
 class Range(NamedTuple):
     """`length` columns of a source's row, from its column `first` on, that go to `column` and behind."""
@@ -26,7 +31,10 @@ Move = tuple[int, int, int]
 
 
 class Block(NamedTuple):
-    """Neighbouring new rows, from `to` on, whose ranges are one rectangle of a source."""
+    """Neighbouring new rows, from `to` on, whose ranges are one rectangle of a source.
+
+    `alone` says that the rows have no other range, so that what lies around it in the source may come along.
+    """
 
     to: int
     rows: int
@@ -39,7 +47,10 @@ class Block(NamedTuple):
 
 
 class RowPlan:
-    """New rows. What makes plans gives the same one for the same numbers, since the layers of a step ask alike."""
+    """New rows.
+
+    The functions below keep the plans that they make: all layers of a step ask for the same, and get the same object.
+    """
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = tuple(rows)
@@ -49,7 +60,7 @@ class RowPlan:
         """The rows in as few rectangles as their order allows."""
         return _blocks(self.rows)
 
-    def keeps(self, rows: int) -> bool:
+    def is_all_of_source(self, rows: int) -> bool:
         """Whether these are so many rows of source 0, in its order, whose columns stay where they are."""
         if len(self.blocks) != 1:
             return False
@@ -60,7 +71,7 @@ class RowPlan:
 @lru_cache(maxsize=64)
 def moved_alike(rows: int, moves: tuple[Move, ...]) -> RowPlan:
     """So many rows of source 0, whose columns all move in the same way."""
-    return RowPlan(tuple(Range(0, row, *move) for move in moves) for row in range(rows))
+    return moved(tuple(range(rows)), (moves,) * rows)
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""As what to copy an array: a CPU copies what is not contiguous element by element, whatever their size."""
+"""Arrays as wider elements for a copy: a CPU copies element by element what is not contiguous, whatever their size."""
 
 from collections.abc import Sequence
 

@@ -15,17 +15,17 @@ BATCHES = "BatchKVCache BatchRotatingKVCache"
 # -- finalize -------------------------------------------------------------------------------------
 
 
-@breaks("padding.shifted_back", kinds=BATCHES, wrong="right pads are rolled by one column too few")
+@breaks("padding.pads_to_the_front", kinds=BATCHES, wrong="right pads are rolled by one column too few")
 def rolled_one_short(original: Any, shifts: Sequence[int], keep: int, width: int) -> Any:
     return original([max(0, shift - 1) for shift in shifts], keep, width)
 
 
-@breaks("padding.shifted_back", kinds=BATCHES, wrong="each row is rolled by another row's right pads")
+@breaks("padding.pads_to_the_front", kinds=BATCHES, wrong="each row is rolled by another row's right pads")
 def rolled_by_another_row(original: Any, shifts: Sequence[int], keep: int, width: int) -> Any:
     return original(list(shifts)[::-1], keep, width)
 
 
-@breaks("padding.shifted_back", kinds=BATCHES, wrong="all rows are rolled by the most right pads of any")
+@breaks("padding.pads_to_the_front", kinds=BATCHES, wrong="all rows are rolled by the most right pads of any")
 def rolled_by_the_most(original: Any, shifts: Sequence[int], keep: int, width: int) -> Any:
     return original([max(shifts)] * len(shifts) if shifts else shifts, keep, width)
 

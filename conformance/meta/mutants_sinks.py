@@ -131,7 +131,7 @@ def padded_before_the_sinks(original: Any, ring: Any, newest: int, stop: int) ->
     return tuple((slot, first + to if slot == 0 else to, n) for slot, to, n in original(ring, newest, stop))
 
 
-@breaks("padding.shifted_back", kinds=RING, wrong="the sinks are moved with the columns behind them")
+@breaks("padding.pads_to_the_front", kinds=RING, wrong="the sinks are moved with the columns behind them")
 def rolled_before_the_sinks(original: Any, shifts: Any, keep: int, width: int) -> Any:
     return original(shifts, 0, width)
 
