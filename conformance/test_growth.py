@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +99,13 @@ def test_rows_that_join_twice_get_spare_rows_unless_there_are_to_be_none(ring: b
     assert cache.nbytes == (6 + spare) * none.nbytes // 6
     for a, b in zip(cache.state, none.state, strict=True):
         assert mx.array_equal(a, b) if isinstance(a, mx.array) else a == b
+    leaving = copy.copy(cache)
+    leaving.filter([0, 2, 3, 4, 5])
+    assert allocated(leaving) == 5 + spare
+    leaving.filter([0, 2, 3, 4])  # rows leave and none comes: there is nothing to keep room for
+    assert allocated(leaving) == 4
+    leaving.extend(batch(1))
+    assert allocated(leaving) == 5 + spare
     cache.row_growth = -1
     changes: list[Callable[[], None]] = [lambda: cache.extend(batch(2)), lambda: cache.filter([0, 1])]
     for change in changes:

@@ -25,7 +25,8 @@ class BatchCache(Cache, RowNumbers):
     Attributes:
         row_growth: how large a part of a batch's rows its buffers have room for besides, once rows have joined it
             twice. The next rows to join are then written there, and nothing is copied. 0 for no spare rows. Copies of
-            the whole batch for another reason, such as more columns, leave none until rows join again.
+            the whole batch for another reason, such as more columns or a second row that leaves, leave none until rows
+            join again.
     """
 
     row_growth = 0.125
@@ -35,6 +36,7 @@ class BatchCache(Cache, RowNumbers):
     _offsets: Ints
     _pending: Pending | None
     _joined = False
+    _joined_since_filter = False
 
     @property
     def keys(self) -> mx.array | None:
@@ -177,9 +179,12 @@ class BatchCache(Cache, RowNumbers):
         first = self._columns() if not rows else self._useless_columns(pads)
         buffers = self._buffers()
         if buffers is not None and (first or rows != tuple(range(self._rows()))):
-            allocated = self._rows_to_allocate([p - first for p in pads])
-            allocated = max(len(rows), min(allocated, *(b.shape[0] for b in buffers)))
+            allocated = len(rows)
+            if self._joined_since_filter:
+                room = self._rows_to_allocate([p - first for p in pads])
+                allocated = max(allocated, min(room, *(b.shape[0] for b in buffers)))
             self.keys, self.values = self._taken(buffers, rows, first, allocated)
+        self._joined_since_filter = False
         self._drop_front(first)
         self._set_rows(tuple(p - first for p in pads), offsets, pending)
 
@@ -221,7 +226,7 @@ class BatchCache(Cache, RowNumbers):
         elif held is not None or second is not None:
             rows = self._rows_to_allocate(pads)
             self.keys, self.values = extend_rows(held, second, mine, theirs, self._width_for(stop), rows)
-        self._joined = self._joined or self._rows() > 0
+        self._joined = self._joined_since_filter = self._rows() > 0 or self._joined
         self._set_rows(tuple(pads), self._offsets + other._offsets, pending)
 
     def _rows_to_allocate(self, pads: Sequence[int]) -> int:

@@ -9,6 +9,9 @@ from .cuda_rows import copy_by_kernel, kernel_takes
 from .row_plan import Block, Pair, RowPlan
 from .words import as_numbers, as_words
 
+WHOLE_LEAST = 7 / 8
+"""Of the rows, so that those that are made before take little memory."""
+
 
 def copy_pairs(sources: Sequence[Pair], plan: RowPlan, width: int, allocated: int | None = None) -> Pair:
     """`copy_rows` of keys (B, H, S, D) and values (B, H, S, Dv), which are planned alike."""
@@ -54,12 +57,12 @@ def copy_rows(sources: Sequence[mx.array], plan: RowPlan, width: int, allocated:
 
 
 def _copied(sources: Sequence[mx.array], plan: RowPlan, width: int, allocated: int) -> mx.array:
-    """Slices joined where most of the rows are whole slices; else zeros, with the blocks written over them.
+    """Slices joined where nearly all rows are whole slices; else zeros, with the blocks written over them.
 
-    A slice that is joined is copied once, and a row that has to be padded for it twice; zeros are written once for all.
+    What is joined is copied once, but a row that has to be padded for that is made before, beside what is there.
     """
     whole = [block for block in plan.blocks if _is_whole(block, sources, width)]
-    if 2 * sum(block.rows for block in whole) < len(plan.rows):
+    if sum(block.rows for block in whole) < WHOLE_LEAST * len(plan.rows):
         return _placed(sources, plan.blocks, 0, allocated, width)
     parts = []
     at = 0
