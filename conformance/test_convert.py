@@ -367,7 +367,7 @@ def held(cache: Any) -> Any:
         return [held(each) for each in cache]
     if isinstance(cache, mx.array):
         return cache.tolist()
-    named = {name: value for name, value in vars(cache).items() if name != "_arrays"} if hasattr(cache, "state") else {}
+    named = vars(cache) if hasattr(cache, "state") else {}
     return {name: held(value) for name, value in named.items()} if named else repr(cache)
 
 

@@ -48,11 +48,10 @@ def ints(array: mx.array) -> Any:
 
 
 def fields(cache: Cache) -> dict[str, object]:
-    """Every attribute as it is, the arrays made for readers apart: by the very object and by value."""
+    """Every attribute as it is: by the very object and by value."""
     return {
         name: (id(value), value.tolist() if isinstance(value, mx.array) else repr(value))
         for name, value in vars(cache).items()
-        if name != "_arrays"
     }
 
 

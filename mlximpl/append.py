@@ -49,10 +49,9 @@ def append_columns(buffer: mx.array | None, columns: mx.array, stored: int, step
     stop = stored + columns.shape[2]
     if buffer is not None and stop <= buffer.shape[2]:
         return overwrite(buffer, columns, stored)
-    if buffer is None or stored == 0:
-        return join([columns, *spare_columns(columns, rounded(stop, step) - stop)])
-    before = buffer[: columns.shape[0], :, :stored]
-    return join([before, columns, *spare_columns(columns, rounded(stop + spare, step) - stop)])
+    before = [] if buffer is None or stored == 0 else [buffer[: columns.shape[0], :, :stored]]
+    width = rounded(stop + spare if before else stop, step)
+    return join([*before, columns, *spare_columns(columns, width - stop)])
 
 
 def spare_columns(like: mx.array, n: int) -> list[mx.array]:

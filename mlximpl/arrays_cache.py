@@ -15,14 +15,14 @@ import mlx.core as mx
 from .cache import AnyCache
 from .checks import check_kind, check_rows, check_size, row_numbers, whole
 from .padding import Pending, announce, announce_lengths, check_lengths, join_pending
-from .row_numbers import Ints, RowNumbers
+from .row_numbers import Ints, int_array
 from .slots import Slot, check_slot, check_slots, join_slots, take_slot_rows
 from .states import state_int, state_ints
 
 Numbers = Sequence[int] | mx.array
 
 
-class ArraysCache(AnyCache, RowNumbers):
+class ArraysCache(AnyCache):
     """Slots for arrays with the rows of a batch on axis 0.
 
     How many rows there are is known from the slots that are filled, or from padding, prepare(), merge, filter and
@@ -44,7 +44,6 @@ class ArraysCache(AnyCache, RowNumbers):
         self._slots = [None] * check_size("size", size, 0)
         self._due = None if left_padding is None else row_numbers("left_padding", left_padding) or None
         self._pending = None
-        self._arrays = {}
 
     @overload
     def __getitem__(self, idx: int) -> Slot: ...
@@ -146,7 +145,7 @@ class ArraysCache(AnyCache, RowNumbers):
     @property
     def left_padding(self) -> mx.array | None:
         """How many left pads each row still has to come, int32 (B,); None where no row has any. May be assigned."""
-        return self._array("left_padding", self._due) if self._due is not None and any(self._due) else None
+        return int_array(self._due)[...] if self._due is not None and any(self._due) else None
 
     @left_padding.setter
     def left_padding(self, numbers: Numbers | None) -> None:
@@ -164,7 +163,7 @@ class ArraysCache(AnyCache, RowNumbers):
 
         Left pads due count. May be assigned: a list announces a ragged prefill, None ends it.
         """
-        return None if self._pending is None else self._array("lengths", self._pending.full_lengths())
+        return None if self._pending is None else int_array(self._pending.full_lengths())[...]
 
     @lengths.setter
     def lengths(self, numbers: Numbers | None) -> None:
@@ -352,11 +351,11 @@ class ArraysCache(AnyCache, RowNumbers):
         filled = any(slot is not None for slot in self._slots)
         left = None
         if self._due is not None and (any(self._due) or not filled):
-            left = self._array("left_padding", self._due)
+            left = int_array(self._due)[...]
         pending = self._pending
         if pending is None:
             return self._fresh(), left, None
-        lengths = self._array("lengths", pending.lengths)
+        lengths = int_array(pending.lengths)[...]
         if pending.columns == max(pending.lengths, default=0) and min(pending.lengths, default=0) >= 0:
             return self._fresh(), left, lengths
         return self._fresh(), left, lengths, pending.columns
@@ -390,7 +389,6 @@ class ArraysCache(AnyCache, RowNumbers):
                 pending = announce_lengths(tuple(max(0, n) for n in lengths))
             check_lengths(pending.lengths, due)
         self._set(slots, due, pending if due else None)
-        self._arrays = {}
 
     def __repr__(self) -> str:
         filled = sum(slot is not None for slot in self._slots)

@@ -7,6 +7,7 @@ of a prefill row by row, each with the tokens that are its own and a causal mask
     b  [b0 b1 b2 b3 b4]    queries b3 b4  ->  over [b0 b1 b2 b3 b4], causal
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +17,6 @@ from .cache import Cache
 from .device import on_cuda
 from .kv_cache import KVCache
 from .masks import Mask
-from .padding import runs_of_equals
 from .quantized_kv_cache import QuantizedKVCache
 
 MAKE = "make"
@@ -162,6 +162,16 @@ def _by_rows(
             )
         )
     return mx.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def runs_of_equals(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Cut a list into runs (start, stop) of one number.
+
+    >>> runs_of_equals([3, 3, 0, 3])
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    starts = [i for i, number in enumerate(numbers) if i == 0 or numbers[i - 1] != number]
+    return list(zip(starts, [*starts[1:], len(numbers)], strict=True))
 
 
 def _by_products(

@@ -12,11 +12,11 @@ from .device import on_cuda
 from .extend import extend_rows, write_rows
 from .padding import Pending, announce, join_pending, pads_to_the_front
 from .row_copies import copy_pairs
-from .row_numbers import Ints, RowNumbers
+from .row_numbers import Ints, int_array
 from .row_plan import Pair, RowPlan, shifted
 
 
-class BatchCache(Cache, RowNumbers):
+class BatchCache(Cache):
     """Rows of different lengths, right-aligned behind left padding.
 
     Everything that decides anything is a number on the host; `offset` and `left_padding` are arrays made
@@ -71,7 +71,6 @@ class BatchCache(Cache, RowNumbers):
         self._pads = pads
         self._offsets = tuple(-p for p in pads) if offsets is None else offsets
         self._pending = pending
-        self._arrays = {}
 
     def _rows(self) -> int:
         return len(self._pads)
@@ -85,14 +84,11 @@ class BatchCache(Cache, RowNumbers):
 
     def _stored_arrays(self) -> tuple[mx.array | None, mx.array | None]:
         keys, values = self._keys, self._values
-        if keys is None or values is None:
-            return None, None
-        rows, stored, held, beside = len(self._pads), self._columns(), keys.shape, values.shape
-        if held[0] != rows or beside[0] != rows:
-            return keys[:rows, :, :stored], values[:rows, :, :stored]
-        if held[2] == stored == beside[2]:
-            return keys[...], values[...]
-        return keys[:, :, :stored], values[:, :, :stored]
+        rows = len(self._pads)
+        if keys is None or values is None or keys.shape[0] == rows == values.shape[0]:
+            return super()._stored_arrays()
+        stored = self._columns()
+        return keys[:rows, :, :stored], values[:rows, :, :stored]
 
     def _check_announced(self, n: int) -> None:
         """Refuse n columns that cannot follow what prepare() announced."""
@@ -113,12 +109,12 @@ class BatchCache(Cache, RowNumbers):
         It counts the row's tokens and the right pads at its end; left pads still due count down from
         `-left_padding`.
         """
-        return self._array("offset", self._offsets)
+        return int_array(self._offsets)[...]
 
     @property
     def left_padding(self) -> mx.array:
         """How many columns at the front hold none of the row's tokens, left pads due included; int32 (B,)."""
-        return self._array("left_padding", self._pads)
+        return int_array(self._pads)[...]
 
     def prepare(
         self,

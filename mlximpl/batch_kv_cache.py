@@ -11,9 +11,9 @@ from .extract import extract_row
 from .growth import Growth
 from .kv_cache import KVCache
 from .masks import Mask, batch_mask
-from .row_copies import copy_pairs
+from .merge import merge_sources
 from .row_numbers import Ints, advanced
-from .row_plan import RowPlan, moved_sources, shifted
+from .row_plan import RowPlan, shifted
 from .saved_columns import hide_pads
 from .states import (
     PENDING,
@@ -159,11 +159,9 @@ class BatchKVCache(Growth, BatchCache):
         check_heads("merge", found)
         stop = max(c.offset for c in caches)
         batch = cls([stop - c.offset for c in caches])
-        sources = [each for each in found if each is not None]
-        if sources:
-            moves = ((0, stop - c.offset, c.offset) for c in caches)
-            plan = moved_sources(tuple(each and (move,) for each, move in zip(found, moves, strict=True)))
-            batch.keys, batch.values = copy_pairs(sources, plan, batch._width_for(stop))
+        merged = merge_sources(found, [((0, stop - c.offset, c.offset),) for c in caches], batch._width_for(stop))
+        if merged is not None:
+            batch.keys, batch.values = merged
             batch._stored = stop
             batch._offsets = tuple(c.offset for c in caches)
         return batch

@@ -11,11 +11,11 @@ from .checks import check_heads, check_mask, check_ring, check_rows, check_solo,
 from .device import on_cuda
 from .extract import extract_row
 from .masks import Mask, batch_mask, sinks_mask
+from .merge import merge_sources
 from .ring_update import ring_update, ring_write
 from .rotating_kv_cache import RotatingKVCache
-from .row_copies import copy_pairs
 from .row_numbers import Ints, advanced
-from .row_plan import Move, moved_alike, moved_sources
+from .row_plan import Move, moved_alike
 from .saved_columns import hide_pads
 from .states import (
     PENDING,
@@ -262,11 +262,10 @@ class BatchRotatingKVCache(BatchCache):
         width = max(c.size() for c in caches)
         width = max(width, kept[0]) if width else 0
         batch = cls(sizes[0], [width - min(c._ring.stored - c._pads, c.size()) for c in caches], kept[0])
-        sources = [each for each in found if each is not None]
-        if sources:
-            moves = (ordered_moves(c._ring, c.size(), width) for c in caches)
-            plan = moved_sources(tuple(each and way for each, way in zip(found, moves, strict=True)))
-            batch.keys, batch.values = copy_pairs(sources, plan, batch._width_for(width))
+        moves = [ordered_moves(c._ring, c.size(), width) for c in caches]
+        merged = merge_sources(found, moves, batch._width_for(width))
+        if merged is not None:
+            batch.keys, batch.values = merged
             batch._ring = batch._ring.in_order(width)
             batch._offsets = tuple(c.offset for c in caches)
         return batch

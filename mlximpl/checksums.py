@@ -32,8 +32,8 @@ class Sums(NamedTuple):
     def checksum(self) -> int:
         """The checksum; evaluates the arrays."""
         mx.eval(self)
-        content = _bytes(self.words)
-        return zlib.crc32(content[len(content) // ROW * ROW :], zlib.crc32(_bytes(self.columns)))
+        content = bytes_of(self.words)
+        return zlib.crc32(content[len(content) // ROW * ROW :], zlib.crc32(bytes_of(self.columns)))
 
 
 def sums_of(array: mx.array) -> Sums:
@@ -44,7 +44,7 @@ def sums_of(array: mx.array) -> Sums:
     with mx.stream(mx.cpu):
         words = array.view(WORDS[min(array.itemsize, 4)])
         if words.size > ELEMENTS_MOST:
-            return _sums_of_bytes(_bytes(words))
+            return _sums_of_bytes(bytes_of(words))
         return Sums(_column_sums(words, words.nbytes // ROW), words)
 
 
@@ -63,7 +63,8 @@ def _column_sums(words: mx.array, rows: int) -> mx.array:
     return mx.as_strided(words, (rows, width), (width, 1)).view(mx.uint32).sum(axis=0)
 
 
-def _bytes(words: Any) -> memoryview:
+def bytes_of(words: Any) -> memoryview:
+    """The bytes of an array or of a view, without a copy; evaluates the array."""
     view = memoryview(words)
     return view.cast("B") if view.nbytes else memoryview(b"")
 

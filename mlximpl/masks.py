@@ -82,7 +82,7 @@ def batch_mask(
         window = None
     if not (padded or window or return_array):
         return None if n == 1 else "causal"
-    first = int_array("first columns", tuple(pads))[:, None, None, None]
+    first = int_array(tuple(pads))[:, None, None, None]
     seen = _seen(n, width, first=first, window=window, slot=slot)
     return mx.broadcast_to(seen, (len(pads), 1, n, width))
 

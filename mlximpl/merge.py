@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from .checks import check_columns, check_heads, check_size
 from .row_copies import copy_pairs
-from .row_plan import Range, RowPlan
+from .row_plan import Move, Pair, Range, RowPlan, moved_sources
 
 
 class MergedRows(NamedTuple):
@@ -56,3 +56,17 @@ def _right_aligned(shapes: Sequence[tuple[int, ...]], width: int) -> RowPlan:
         for source, (rows, _, columns, _) in enumerate(shapes)
         for row in range(rows)
     )
+
+
+def merge_sources(found: Sequence[Pair | None], moves: Sequence[tuple[Move, ...]], width: int) -> Pair | None:
+    """The first rows of some buffers under each other, in `width` columns; None if there is no buffer at all.
+
+    Args:
+        found: the keys (1, H, S, D) and values (1, H, S, Dv) of each row, or None for a row without columns.
+        moves: how the columns of each row move.
+    """
+    sources = [each for each in found if each is not None]
+    if not sources:
+        return None
+    plan = moved_sources(tuple(each and way for each, way in zip(found, moves, strict=True)))
+    return copy_pairs(sources, plan, width)

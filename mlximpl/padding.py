@@ -152,16 +152,6 @@ def pads_to_the_front(shifts: Sequence[int], keep: int, width: int) -> RowPlan:
     return moved(tuple(range(len(shifts))), moves)
 
 
-def runs_of_equals(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Cut a list into runs (start, stop) of one number.
-
-    >>> runs_of_equals([3, 3, 0, 3])
-    [(0, 2), (2, 3), (3, 4)]
-    """
-    starts = [i for i, number in enumerate(numbers) if i == 0 or numbers[i - 1] != number]
-    return list(zip(starts, [*starts[1:], len(numbers)], strict=True))
-
-
 def roll_rows(array: mx.array, shifts: Sequence[int], width: int | None = None) -> mx.array:
     """Move the last shifts[b] of each row's columns to its front.
 

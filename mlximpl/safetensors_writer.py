@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import mlx.core as mx
 
-from .checksums import PIECE, Sums, checksum_of, sums_if_long
+from .checksums import PIECE, Sums, bytes_of, checksum_of, sums_if_long
 from .file_facts import checksums_text
 from .safetensors_header import DIMENSIONS_MOST, DTYPES, LENGTH_MOST, NAMES, check_amount, with_checksums
 
@@ -118,8 +118,7 @@ def _begin(items: list[Item], i: int) -> _Begun:
 
 
 def _write(file: BinaryIO, begun: _Begun) -> int:
-    view = memoryview(begun.words)
-    view = view.cast("B") if view.nbytes else memoryview(b"")
+    view = bytes_of(begun.words)
     for at in range(0, len(view), PIECE):
         file.write(view[at : at + PIECE])
     return checksum_of(view, begun.sums)

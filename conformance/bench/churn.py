@@ -14,6 +14,7 @@ from conformance.bench.build import arrays_of
 from conformance.bench.floors import copied
 from conformance.bench.measure import Trial
 from conformance.bench.sizes import Size
+from conformance.bench.steps import Answer, answering
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def churn(module: ModuleType, size: Size, attend: bool, own: bool = False) -> Tr
 
     With `own`, a module that has an `attention` answers with it.
     """
-    answer = getattr(module, "attention", None) if own else None
+    answer = answering(module, size, own) if attend else None
     plan = turns(size)
     prompt = build.columns(size, size.churn_tokens, 1)
 
@@ -73,31 +74,24 @@ def churn(module: ModuleType, size: Size, attend: bool, own: bool = False) -> Tr
                     batch.filter(list(turn.kept))
             for tokens in turn.arriving:
                 batches = admit(batches, tokens)
-            step(batches, size, len(turn.tokens), attend, answer)
+            step(batches, size, len(turn.tokens), answer)
         return []
 
     return Trial(lambda: None, work, len(plan))
 
 
-def step(batches: list[Any], size: Size, rows: int, attend: bool, answer: Any) -> None:
+def step(batches: list[Any], size: Size, rows: int, answer: Answer | None) -> None:
     """One token for every row, through all layers, evaluated."""
     new, out = build.columns(size, 1)[:rows], build.queries(size, 1)[:rows]
     mask = batches[0].make_mask(1, return_array=False, window_size=None)
     made: list[Any] = [] if mask is None else [mask]
     for batch in batches:
         made.append(batch.offset)
-        if answer is not None:
-            out = answer(out, batch, new, new, scale=size.head_size**-0.5, mask=mask)
+        if answer is None:
+            batch.update_and_fetch(new, new)
         else:
-            out = _layer(batch, new, out, mask, size.head_size**-0.5 if attend else None)
+            out = answer(out, batch, new, mask)
     mx.eval(made, out, arrays_of(*batches))
-
-
-def _layer(batch: Any, new: mx.array, out: mx.array, mask: Any, scale: float | None) -> mx.array:
-    keys, values = batch.update_and_fetch(new, new)
-    if scale is None:
-        return out
-    return mx.fast.scaled_dot_product_attention(out, keys, values, scale=scale, mask=mask)
 
 
 def churn_floor(size: Size, attend: bool) -> Trial:

@@ -51,15 +51,12 @@ def attention_over(width: int, steps: int, n: int, layers: int, size: Size) -> T
         mask = None if n == 1 else "causal"
         return mx.fast.scaled_dot_product_attention(out, buffers[0], buffers[1], scale=scale, mask=mask)
 
-    def step(held: list[list[mx.array]]) -> list[Any]:
-        out = asked
-        for buffers in held:
-            out = layer(buffers, out)
-        return [out]
-
     def work(held: list[list[mx.array]]) -> list[Any]:
         for _ in range(steps):
-            mx.eval(step(held), held)
+            out = asked
+            for buffers in held:
+                out = layer(buffers, out)
+            mx.eval(out, held)
         return []
 
     return Trial(prepare, work, steps)

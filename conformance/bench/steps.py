@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,24 @@ from conformance.bench import build
 from conformance.bench.build import Make, arrays_of, columns, queries
 from conformance.bench.measure import Trial
 from conformance.bench.sizes import Size
+
+Answer = Callable[[mx.array, Any, mx.array, Any], mx.array]
+"""Queries, a cache, the keys (and values) that it is to be fed, and the mask: what the queries get."""
+
+
+def answering(module: ModuleType, size: Size, own: bool) -> Answer:
+    """MLX's attention over a fetch; with `own`, that of a module which has one."""
+    scale = size.head_size**-0.5
+    own_way = getattr(module, "attention", None) if own else None
+
+    def answer(out: mx.array, cache: Any, new: mx.array, mask: Any) -> mx.array:
+        if own_way is not None:
+            answered: mx.array = own_way(out, cache, new, new, scale=scale, mask=mask)
+            return answered
+        keys, values = cache.update_and_fetch(new, new)
+        return mx.fast.scaled_dot_product_attention(out, keys, values, scale=scale, mask=mask)
+
+    return answer
 
 
 def attention(
@@ -28,27 +47,17 @@ def attention(
     What a layer gives is the next one's queries. With `own`, a module that has an `attention` answers with it.
     """
     new, asked = columns(size, n), queries(size, n)
-    scale = size.head_size**-0.5
-
-    def layer(cache: Any, out: mx.array, mask: Any, offsets: list[Any]) -> mx.array:
-        offsets.append(cache.offset)
-        if own and hasattr(module, "attention"):
-            own_way: mx.array = module.attention(out, cache, new, new, scale=scale, mask=mask)
-            return own_way
-        keys, values = cache.update_and_fetch(new, new)
-        return mx.fast.scaled_dot_product_attention(out, keys, values, scale=scale, mask=mask)
-
-    def step(caches: list[Any]) -> list[Any]:
-        mask = caches[0].make_mask(n, return_array=False, window_size=window)
-        out = asked
-        offsets: list[Any] = []
-        for cache in caches:
-            out = layer(cache, out, mask, offsets)
-        return [out, *offsets]
+    answer = answering(module, size, own)
 
     def work(caches: list[Any]) -> list[Any]:
         for _ in range(steps):
-            mx.eval(step(caches), arrays_of(*caches))
+            mask = caches[0].make_mask(n, return_array=False, window_size=window)
+            out = asked
+            offsets: list[Any] = []
+            for cache in caches:
+                offsets.append(cache.offset)
+                out = answer(out, cache, new, mask)
+            mx.eval(out, offsets, arrays_of(*caches))
         return []
 
     return Trial(lambda: build.layers(make, module, size, layers), work, steps)
